@@ -1,0 +1,242 @@
+"""What crosses between frontend and engine: a closed set of frames, their layouts and their codecs.
+
+Every payload is little-endian and begins with the epoch (u32) of the engine start it belongs to; a reader
+drops frames of another epoch. Encoders return a list of buffers for one gathered write into a ring; decoders
+read a memoryview in place and must be done with it (or have copied) before the ring is released.
+
+    frontend → engine                             engine → frontend
+    ADD    one request, tokens and hashes         HELLO  what the engine is and can hold (JSON)
+    ABORT  streams nobody waits for any more      STEP   one step's tokens for this frontend
+    CALL   control call (JSON)                    REPLY  answer to a CALL (JSON)
+                                                  STATS  gauges and counters (JSON)
+
+A stream is named by the frontend: `generation << 32 | slot`. The engine only hands it back.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from streamserve.hashing import HASH_BYTES
+from streamserve.sampling import SamplingParams
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """The kind field of a ring frame."""
+
+    ADD = 1
+    ABORT = 2
+    CALL = 3
+    HELLO = 16
+    STEP = 17
+    REPLY = 18
+    STATS = 19
+
+
+class Finish(IntEnum):
+    """Why a stream ended, or NONE while it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+# epoch, reply id, JSON
+_CALL = struct.Struct("<II")
+_EPOCH = struct.Struct("<I")
+# epoch, number of streams
+_ABORT = struct.Struct("<II")
+# epoch, streams, tokens, has_cached, step
+_STEP = struct.Struct("<IIIIQ")
+# epoch, pad, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
+# num_hashes, num_stop_ids, temperature, top_p, min_p, flags
+_ADD = struct.Struct("<IIQQqIIIIIiIIdddI")
+_IGNORE_EOS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """A request as it enters the engine.
+
+    Attributes:
+        stream: the frontend's name for it, u64.
+        arrival_ns: wall clock at acceptance, ns since 1970.
+        tokens: int32[num_prompt + tokens so far].
+        num_prompt: how many of `tokens` are prompt; the rest was generated before (a resumed stream).
+        params: sampling settings; `max_tokens` counts from the end of the prompt.
+        block_hashes: hash of each full block of the prompt (streamserve.hashing).
+        priority: smaller runs earlier.
+    """
+
+    stream: int
+    arrival_ns: int
+    tokens: npt.NDArray[np.int32]
+    num_prompt: int
+    params: SamplingParams
+    block_hashes: Sequence[bytes]
+    priority: int = 0
+
+
+def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
+    """The ADD frame of `request`."""
+    params = request.params
+    header = _ADD.pack(
+        epoch,
+        0,
+        request.stream,
+        request.arrival_ns,
+        params.seed,
+        request.num_prompt,
+        len(request.tokens) - request.num_prompt,
+        params.max_tokens,
+        params.min_tokens,
+        params.top_k,
+        request.priority,
+        len(request.block_hashes),
+        len(params.stop_token_ids),
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        _IGNORE_EOS if params.ignore_eos else 0,
+    )
+    stops = np.asarray(params.stop_token_ids, dtype="<i4")
+    tokens = np.ascontiguousarray(request.tokens, dtype="<i4")
+    return [header, tokens.tobytes(), stops.tobytes(), b"".join(request.block_hashes)]
+
+
+def decode_add(payload: memoryview) -> AddRequest:
+    """The request in an ADD frame; owns its memory."""
+    (_, _, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
+     num_hashes, num_stops, temperature, top_p, min_p, flags) = _ADD.unpack_from(payload)  # fmt: skip
+    num_tokens = num_prompt + num_output
+    tokens_end = _ADD.size + 4 * num_tokens
+    stops_end = tokens_end + 4 * num_stops
+    tokens = np.frombuffer(payload, "<i4", num_tokens, _ADD.size).copy()
+    stops = np.frombuffer(payload, "<i4", num_stops, tokens_end).tolist()
+    hashes = bytes(payload[stops_end : stops_end + HASH_BYTES * num_hashes])
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        ignore_eos=bool(flags & _IGNORE_EOS),
+        stop_token_ids=tuple(stops),
+    )
+    return AddRequest(
+        stream=stream,
+        arrival_ns=arrival_ns,
+        tokens=tokens,
+        num_prompt=num_prompt,
+        params=params,
+        block_hashes=[hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)],
+        priority=priority,
+    )
+
+
+def encode_abort(epoch: int, streams: Sequence[int]) -> list[Buffer]:
+    """The ABORT frame for `streams`."""
+    return [_ABORT.pack(epoch, len(streams)), np.asarray(streams, dtype="<u8").tobytes()]
+
+
+def decode_abort(payload: memoryview) -> list[int]:
+    """The streams in an ABORT frame."""
+    _, count = _ABORT.unpack_from(payload)
+    streams: list[int] = np.frombuffer(payload, "<u8", count, _ABORT.size).tolist()
+    return streams
+
+
+def encode_json(epoch: int, body: Any) -> list[Buffer]:
+    """A HELLO or STATS frame."""
+    return [_EPOCH.pack(epoch), orjson.dumps(body)]
+
+
+def decode_json(payload: memoryview) -> Any:
+    """The body of a HELLO or STATS frame."""
+    return orjson.loads(payload[_EPOCH.size :])
+
+
+def encode_call(epoch: int, call_id: int, body: Any) -> list[Buffer]:
+    """A CALL frame, or the REPLY to it under the same `call_id`."""
+    return [_CALL.pack(epoch, call_id), orjson.dumps(body)]
+
+
+def decode_call(payload: memoryview) -> tuple[int, Any]:
+    """`(call_id, body)` of a CALL or REPLY frame."""
+    _, call_id = _CALL.unpack_from(payload)
+    return call_id, orjson.loads(payload[_CALL.size :])
+
+
+def epoch_of(payload: memoryview) -> int:
+    """The epoch that any payload begins with."""
+    epoch: int = _EPOCH.unpack_from(payload)[0]
+    return epoch
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """One step's output for one frontend. Rows follow each other as the engine's slots do.
+
+    Attributes:
+        step: number of the engine step.
+        streams: u64[n].
+        counts: u32[n], how many of `tokens` belong to each stream, in order.
+        finish: u8[n], a `Finish` code each.
+        tokens: i32[sum(counts)].
+        cached: u32[n], prompt tokens found in the prefix cache, in steps where a stream has its first
+            token (0 for the others); None in all other steps.
+    """
+
+    step: int
+    streams: npt.NDArray[np.uint64]
+    counts: npt.NDArray[np.uint32]
+    finish: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[np.int32]
+    cached: npt.NDArray[np.uint32] | None = None
+
+
+def encode_step(epoch: int, out: StepTokens) -> list[Buffer]:
+    """The STEP frame of `out`. Hot: once a step and frontend, whatever the number of streams."""
+    num_streams = len(out.streams)
+    parts: list[Buffer] = [
+        _STEP.pack(epoch, num_streams, len(out.tokens), out.cached is not None, out.step),
+        out.streams.data,
+        out.counts.data,
+        out.tokens.data,
+    ]
+    if out.cached is not None:
+        parts.append(out.cached.data)
+    parts.append(out.finish.data)
+    return parts
+
+
+def decode_step(payload: memoryview) -> StepTokens:
+    """The arrays of a STEP frame, as views into the ring. Hot: once a step."""
+    _, num_streams, num_tokens, has_cached, step = _STEP.unpack_from(payload)
+    at = _STEP.size
+    streams = np.frombuffer(payload, "<u8", num_streams, at)
+    at += 8 * num_streams
+    counts = np.frombuffer(payload, "<u4", num_streams, at)
+    at += 4 * num_streams
+    tokens = np.frombuffer(payload, "<i4", num_tokens, at)
+    at += 4 * num_tokens
+    cached = None
+    if has_cached:
+        cached = np.frombuffer(payload, "<u4", num_streams, at)
+        at += 4 * num_streams
+    finish = np.frombuffer(payload, "u1", num_streams, at)
+    return StepTokens(step, streams, counts, finish, tokens, cached)

@@ -1,0 +1,69 @@
+"""How one request wants its tokens chosen and when it wants to stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from streamserve.errors import InvalidRequest
+
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+# Below this, dividing logits by the temperature only loses precision: the choice is the argmax.
+GREEDY_BELOW = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling settings of one request, valid by construction.
+
+    Attributes:
+        max_tokens: most tokens to generate, at least 1.
+        min_tokens: end-of-sequence and stop ids are not sampled before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it. At most 2.
+        top_p: nucleus mass in (0, 1].
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        min_p: drop tokens below this share of the likeliest one's probability, in [0, 1].
+        seed: int64 key of the counter-based randomness (seed, position).
+        ignore_eos: go on after the model's end-of-sequence token.
+        stop_token_ids: further token ids that end the request.
+
+    Raises:
+        InvalidRequest: a value is out of range; `param` names it.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        _check(
+            0 <= self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "must be between 0 and max_tokens",
+        )
+        _check(
+            math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0,
+            "temperature",
+            "must be between 0 and 2",
+        )
+        _check(0.0 < self.top_p <= 1.0, "top_p", "must be above 0 and at most 1")
+        _check(0 <= self.top_k < 2**31, "top_k", "must be 0 (off) or a positive 32-bit integer")
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1")
+        _check(SEED_MIN <= self.seed <= SEED_MAX, "seed", "must be a 64-bit signed integer")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken without any randomness."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+
+def _check(holds: bool, param: str, rule: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"{param} {rule}.", param)
