@@ -148,6 +148,12 @@ def decode_add(payload: memoryview) -> AddRequest:
     )
 
 
+def stream_of_add(payload: memoryview) -> int:
+    """The stream of an ADD frame, for telling its frontend that the rest could not be read."""
+    stream: int = _ADD.unpack_from(payload)[2]
+    return stream
+
+
 def encode_abort(epoch: int, streams: Sequence[int]) -> list[Buffer]:
     """The ABORT frame for `streams`."""
     return [_ABORT.pack(epoch, len(streams)), np.asarray(streams, dtype="<u8").tobytes()]

@@ -1,0 +1,26 @@
+"""Models that are made once a session and shared by every room's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random 2-layer Llama with a byte-level tokenizer."""
+    from tiny_model import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_float32() -> Path:
+    """Folder of SmolLM2-135M-Instruct in float32, converted from its GGUF once a machine."""
+    from streamserve.artifacts.resolve import resolve_model
+    from streamserve.config import ModelConfig
+
+    return resolve_model(ModelConfig(dtype="float32"), lambda what, fraction: None).path

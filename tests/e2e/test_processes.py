@@ -1,0 +1,59 @@
+"""What an operator sees of the processes of an idle server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import httpx
+import psutil
+
+
+def test_the_processes_are_named_by_their_module(tiny_server):
+    children = psutil.Process(tiny_server.process.pid).children(recursive=True)
+    modules = sorted(child.cmdline()[2] for child in children)
+    assert modules == ["streamserve.engine.process", "streamserve.frontend.process"]
+
+
+def test_only_the_engine_has_torch(tiny_server):
+    def maps(pid):
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert "libtorch" in maps(tiny_server.engine.pid)
+    assert "libtorch" not in maps(tiny_server.frontend.pid)
+    assert "libtorch" not in maps(tiny_server.process.pid)
+
+
+def test_the_frontend_stays_small(tiny_server):
+    for _ in range(20):
+        body = {"model": "tiny", "prompt": "memory", "max_tokens": 50, "temperature": 0}
+        httpx.post(f"{tiny_server.url}/v1/completions", json=body, timeout=300).raise_for_status()
+    assert tiny_server.frontend.memory_info().rss < 250 * 10**6
+
+
+def test_requests_and_tokens_cross_no_socket_or_pipe(tiny_server):
+    """The engine holds no socket, and of pipes only the lifeline, the ready pipe and its output."""
+    links = [os.readlink(entry) for entry in Path(f"/proc/{tiny_server.engine.pid}/fd").iterdir()]
+    assert not [link for link in links if link.startswith("socket:")]
+    assert any("memfd:" in link for link in links)
+    assert len([link for link in links if link.startswith("pipe:")]) <= 4
+
+
+def test_nothing_lies_in_dev_shm(tiny_server):
+    assert not [name for name in os.listdir("/dev/shm") if "streamserve" in name or name.startswith("psm_")]
+
+
+def test_an_idle_server_costs_nothing(tiny_server):
+    """Processor time over a quiet while, by the processes' own accounts: below 1 % of one core."""
+    processes = [psutil.Process(tiny_server.process.pid), tiny_server.engine, tiny_server.frontend]
+
+    def used():
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    import time
+
+    time.sleep(1)
+    before, began = used(), time.monotonic()
+    time.sleep(20)
+    share = (used() - before) / (time.monotonic() - began)
+    assert share < 0.01, f"{share:.2%} of a core"
