@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -58,10 +60,26 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is not true or false")
 
 
+def _parse_int(text: str) -> int:
+    if re.fullmatch(r"[+-]?\d+", text.strip()) is None:
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a number")
+    return value
+
+
 _PARSERS: dict[str, Any] = {
     "str": str,
-    "int": int,
-    "float": float,
+    "int": _parse_int,
+    "float": _parse_float,
     "bool": _parse_bool,
     "bytes": parse_bytes,
     "count": parse_count,
@@ -335,9 +353,11 @@ def _parse(item: dataclasses.Field[Any], given: Any, source: str) -> Any:
     meta = item.metadata
     if given is None:
         return item.default
+    if isinstance(given, list | dict):
+        raise ConfigError(f"{source}: one value is expected, not {given!r}.")
     try:
         value = _PARSERS[meta["kind"]](given if isinstance(given, str) else str(given))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {error}.") from error
     if meta["choices"] and value not in meta["choices"]:
         raise ConfigError(f"{source}: {value!r} is not one of {', '.join(meta['choices'])}.")
@@ -358,3 +378,31 @@ def documentation() -> str:
         default = "" if item.default is None else f"`{item.default}`"
         lines.append(f"| `{flag}` | `{ENV_PREFIX}{item.name.upper()}` | {default} | {text} |")
     return "\n".join(lines) + "\n"
+
+
+_PAGE = """\
+# Configuration
+
+Every option of `streamserve serve` can be given in four places. Where several give it, the later one in this
+list wins:
+
+1. the default,
+2. a YAML file named by `--config FILE` or `STREAMSERVE_CONFIG`, whose keys are the names of the flags
+   (`max_num_seqs: 32` or `max-num-seqs: 32`),
+3. the environment variable,
+4. the flag.
+
+Sizes take the units `K`, `M`, `G` and `T` (powers of 1024); counts take `k` and `m` (thousands, millions).
+A switch such as `--enable-prefix-caching` has an opposite, `--no-enable-prefix-caching`; as a variable or in
+YAML it is `true` or `false`. An empty default means that the value is worked out at start-up.
+
+"""
+
+
+def page() -> str:
+    """The whole of docs/configuration.md; `python -m streamserve.config` prints it."""
+    return _PAGE + documentation()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

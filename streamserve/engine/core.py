@@ -12,6 +12,7 @@ from streamserve.engine.executor.base import Executor
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, StepOutput
 from streamserve.engine.scheduler.states import Request
+from streamserve.errors import RequestFailed
 from streamserve.ipc.ring import RingReader
 from streamserve.messages import (
     Finish,
@@ -99,6 +100,9 @@ class EngineCore:
                     self._scheduler.abort(frontend, stream)
             elif kind == Kind.CALL:
                 self._call(frontend, *decode_call(payload))
+        except RequestFailed as error:
+            logger.warning("refused: %s", error)
+            self._fail(frontend, stream_of_add(payload))
         except Exception:
             logger.exception("a frame of kind %d from frontend %d could not be handled", kind, frontend)
             if kind == Kind.ADD:

@@ -15,9 +15,8 @@ import numpy as np
 from streamserve.ipc.ring import RingWriter
 from streamserve.messages import Buffer, Kind, StepTokens, encode_call, encode_json, encode_step
 
-# Tokens and rows of one frame made from the backlog; keeps it well under half a ring.
-_BACKLOG_ROWS = 1024
-_BACKLOG_TOKENS = 16384
+# Bytes of a STEP frame (streamserve.messages): its header, a row with all columns, a token.
+_HEADER_BYTES, _ROW_BYTES, _TOKEN_BYTES = 24, 17, 4
 
 
 @dataclass(slots=True)
@@ -48,7 +47,8 @@ class Outbox:
 
     def step(self, tokens: StepTokens) -> None:
         """Sends one step's tokens. Hot: once a step."""
-        if self._backlog:
+        size = _HEADER_BYTES + _ROW_BYTES * len(tokens.streams) + _TOKEN_BYTES * len(tokens.tokens)
+        if self._backlog or size > self._writer.max_message:
             self._keep(tokens)
             self.flush()
         elif not self._writer.try_push(Kind.STEP, encode_step(self._epoch, tokens)):
@@ -112,16 +112,19 @@ class Outbox:
         finish: list[int] = []
         cached: list[int] = []
         tokens: list[int] = []
+        room = self._writer.max_message - _HEADER_BYTES
         for stream, unsent in self._backlog.items():
-            part = unsent.tokens[: _BACKLOG_TOKENS - len(tokens)]
+            room -= _ROW_BYTES
+            if room < _TOKEN_BYTES:
+                break
+            part = unsent.tokens[: room // _TOKEN_BYTES]
+            room -= _TOKEN_BYTES * len(part)
             whole = len(part) == len(unsent.tokens)
             streams.append(stream)
             counts.append(len(part))
             finish.append(unsent.finish if whole else 0)
             cached.append(unsent.cached)
             tokens += part
-            if not whole or len(streams) == _BACKLOG_ROWS or len(tokens) >= _BACKLOG_TOKENS:
-                break
         return StepTokens(
             step=0,
             streams=np.array(streams, dtype=np.uint64),

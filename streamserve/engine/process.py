@@ -1,7 +1,7 @@
 """The engine process: `python -m streamserve.engine.process --bootstrap FD`.
 
 Loads the model, says so, then loops: rings in, step, rings out. Blocks while there is nothing to do, so an
-idle server costs no processor time. Ends on SIGTERM, or at once when the supervisor is gone (lifeline).
+idle server costs no processor time. Ends when the supervisor says so, or at once when that is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.bootstrap import Bootstrap, ReadyPipe
+from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe
 from streamserve.config import Config
 from streamserve.engine.core import EngineCore
 from streamserve.engine.executor.inline import InlineExecutor
@@ -185,7 +185,7 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     scheduler = Scheduler(scheduler_limits(spec, facts, config), hasher)
     core = EngineCore(scheduler, executor, rings.inboxes, rings.outboxes, bootstrap.epoch)
     loop = EngineLoop(core, rings)
-    signal.signal(signal.SIGTERM, loop.stop)
+    signal.signal(STOP_ORDER, loop.stop)
     for outbox in rings.outboxes:
         outbox.hello(hello(bootstrap, spec, facts, config))
     # What lives now lives for good: keep it out of every later garbage collection.
@@ -198,8 +198,6 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
 
 def main() -> int:
     """Entry point of the process; returns its exit code."""
-    # A Ctrl-C reaches the whole process group; the supervisor alone decides when the engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     bootstrap = Bootstrap.from_argv()
     watch_lifeline(bootstrap.lifeline)
     configure_logging("engine", bootstrap.settings().server.log_level)

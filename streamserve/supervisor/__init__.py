@@ -1,0 +1,5 @@
+"""PROCESS 0: sockets, segments, children; starts, watches, drains, stops them. No torch, no asyncio."""
+
+from streamserve.supervisor.process import serve
+
+__all__ = ["serve"]

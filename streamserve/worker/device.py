@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from streamserve.errors import ConfigError
+from streamserve.worker.host_memory import available_bytes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
@@ -44,6 +47,27 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32, and so on."""
     return str(dtype).removeprefix("torch.")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`."""
+    if device.type == "cpu":
+        return available_bytes()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Like torch.zeros, but a CPU's memory is only committed where it is written.
+
+    Raises:
+        MemoryError, RuntimeError: the memory cannot be had.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy asks the kernel for zero pages where torch would write the zeros.
+    num_bytes = math.prod(shape) * int(dtype.itemsize)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -29,7 +29,7 @@ class InlineExecutor:
         """
         from streamserve.worker.device import resolve_device
 
-        return resolve_device(name)
+        return str(resolve_device(name).type)
 
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the model and allocates the KV cache."""

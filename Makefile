@@ -1,0 +1,79 @@
+# Every target first makes, or finds, the environment it needs (scripts/setup_env.sh).
+
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+
+PY = PYTHONPATH="$(CURDIR)" .venv/bin/python
+BENCHES = $(basename $(notdir $(shell grep -l '__main__' loadtest/micro/*.py)))
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-smollm2 test-heavy check check-format check-lint check-types check-imports \
+	check-shape format bench lock clean
+
+help:
+	@echo 'make serve         start a server (PORT=8000, MODEL=folder, GGUF file or hub id, ARGS="--flags")'
+	@echo 'make test          the tests (ARGS="tests/ipc -x" for some of them)'
+	@echo 'make test-smollm2  the tests on the real SmolLM2-135M-Instruct'
+	@echo 'make test-heavy    the tests that take minutes'
+	@echo 'make check         format, lint, types, imports, shape: what CI wants'
+	@echo 'make format        put the code in the form that make check wants'
+	@echo 'make bench         the micro-benchmarks'
+	@echo 'make lock          renew requirements/lock.txt'
+	@echo 'make clean         remove caches and the link to the environment'
+
+# exec, so that signals reach the server and not a shell in front of it.
+serve:
+	@scripts/setup_env.sh serve
+	@exec env $(PY) -m streamserve serve $(MODEL) --port $(PORT) $(ARGS)
+
+test:
+	@scripts/setup_env.sh test
+	$(PY) -m pytest $(ARGS)
+
+test-smollm2:
+	@scripts/setup_env.sh test
+	$(PY) -m pytest -m smollm2 $(ARGS)
+
+test-heavy:
+	@scripts/setup_env.sh test bench
+	$(PY) -m pytest -m heavy $(ARGS)
+
+check: check-format check-lint check-types check-imports check-shape
+
+check-format check-lint check-types check-imports check-shape: .check-env
+
+.PHONY: .check-env
+.check-env:
+	@scripts/setup_env.sh test check
+
+check-format:
+	$(PY) -m ruff format --check
+
+check-lint:
+	$(PY) -m ruff check
+
+check-types:
+	$(PY) -m mypy
+
+check-imports:
+	PYTHONPATH="$(CURDIR)" .venv/bin/lint-imports --no-logo
+
+check-shape:
+	$(PY) -m pytest -q tests/test_shape.py
+
+format:
+	@scripts/setup_env.sh check
+	$(PY) -m ruff check --fix-only --quiet
+	$(PY) -m ruff format
+
+bench:
+	@scripts/setup_env.sh test bench
+	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m loadtest.micro.$$name || exit 1; done
+
+lock:
+	scripts/update_lock.sh $(TORCH)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

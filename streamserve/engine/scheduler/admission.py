@@ -1,0 +1,141 @@
+"""Admission: waiting requests get a slot, as long as slots, budget and KV memory last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamserve.engine.scheduler.kv_cache import KVCache
+from streamserve.engine.scheduler.limits import SchedulerLimits
+from streamserve.engine.scheduler.policy import RequestQueue
+from streamserve.engine.scheduler.states import Request, State
+from streamserve.engine.scheduler.table import RequestTable
+from streamserve.engine.step import Join
+
+
+def why_impossible(request: Request, limits: SchedulerLimits) -> str | None:
+    """Why `request` could never run to its end, even alone; None if it can."""
+    num_known, limit = len(request.tokens), limits.limit(request.num_prompt, request.params.max_tokens)
+    if not 1 <= request.num_prompt <= num_known:
+        return f"{request.num_prompt} prompt tokens of {num_known}"
+    if num_known >= limit:
+        return f"{num_known} tokens leave nothing to generate below the limit of {limit}"
+    # The K and V of the very last token are never needed.
+    if limit - 1 > limits.capacity_tokens:
+        return f"{limit} tokens do not fit into a KV cache for {limits.capacity_tokens}"
+    if len(request.hashes) > request.num_prompt // limits.block_size:
+        return f"{len(request.hashes)} block hashes for {request.num_prompt} prompt tokens"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    """Why the first of the queue could not be admitted: it lacks blocks, or the block with this hash."""
+
+    request: Request
+    need: int
+    missing_hash: bytes | None
+
+
+class Admission:
+    """Takes requests from the head of the queue.
+
+    A request is admitted only if all its known tokens fit into what is free and not already promised: a
+    running prefill is promised the blocks for the rest of its tokens, and each running request one block to
+    grow into. That keeps a new request from pushing out one that has just been let in.
+
+    Args:
+        limits: sizes.
+        table: gives slots.
+        kv: gives blocks.
+        queue: the waiting requests.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, table: RequestTable, kv: KVCache, queue: RequestQueue
+    ) -> None:
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._limits = limits
+        self._table = table
+        self._kv = kv
+        self._queue = queue
+        self._blocked: _Blocked | None = None
+
+    def admit(self, budget: int, step: int) -> tuple[list[Join], list[int]]:
+        """Admits what fits into `budget` tokens of step `step`: the joins, and how many tokens each runs."""
+        joins: list[Join] = []
+        counts: list[int] = []
+        if budget > 0 and self._table.num_free and len(self._queue):
+            spare = self._spare_blocks()
+            while budget > 0 and self._table.num_free and (request := self._queue.peek()) is not None:
+                hits = self._find_room(request, spare)
+                if hits is None:
+                    break
+                spare -= self._need(request, hits) + 1
+                join, count = self._seat(request, hits, budget, step)
+                joins.append(join)
+                counts.append(count)
+                budget -= count
+        return joins, counts
+
+    def _spare_blocks(self) -> int:
+        """Free blocks that are not promised to a running request."""
+        table, size = self._table, self._limits.block_size
+        running = table.order
+        short = table.num_tokens[running] - table.capacity[running]
+        promised = int((-(-short.clip(min=0) // size)).sum())
+        return self._kv.pool.num_free - promised - len(running)
+
+    def _need(self, request: Request, hits: list[int]) -> int:
+        """Free blocks that all known tokens of `request` take, if it shares `hits`."""
+        pool = self._kv.pool
+        idle_hits = sum(pool.num_users(block) == 0 for block in hits)
+        return self._limits.blocks_for(len(request.tokens)) - len(hits) + idle_hits
+
+    def _find_room(self, request: Request, spare: int) -> list[int] | None:
+        """The cached blocks that `request` begins with, or None if it must wait for memory.
+
+        When nothing runs, all blocks are free and any accepted request fits, so nobody waits for ever.
+        """
+        blocked = self._blocked
+        if blocked is not None and blocked.request is request and self._table.num_running:
+            # To look a long prompt up again in every step would cost too much; these alone change the answer.
+            found_more = blocked.missing_hash is not None and blocked.missing_hash in self._kv.prefix
+            if blocked.need > spare and not found_more:
+                return None
+        hits = self._kv.match(request)
+        need = self._need(request, hits)
+        if need > spare and self._table.num_running:
+            missing = request.hashes[len(hits)] if len(hits) < len(request.hashes) else None
+            self._blocked = _Blocked(request, need, missing)
+            return None
+        self._blocked = None
+        return hits
+
+    def _seat(self, request: Request, hits: list[int], budget: int, step: int) -> tuple[Join, int]:
+        limits, table = self._limits, self._table
+        tokens = request.tokens
+        computed = len(hits) * limits.block_size
+        count = min(len(tokens) - computed, budget, limits.long_prefill_token_threshold or budget)
+        if request.state is State.WAITING:
+            self._count_hits(request, computed)
+        self._queue.remove(request)
+        request.move(State.RUNNING)
+        slot = table.join(request, step)
+        self._kv.adopt(slot, hits)
+        self._kv.grow(slot, limits.blocks_for(computed + count) - len(hits))
+        join = Join(
+            slot=slot,
+            tokens=tokens,
+            num_prompt=request.num_prompt,
+            num_computed=computed,
+            blocks=table.block_row(slot).copy(),
+            params=request.params,
+        )
+        return join, count
+
+    def _count_hits(self, request: Request, computed: int) -> None:
+        request.num_cached = computed
+        if self._kv.caches_prefixes:
+            self.prefix_queries += request.num_prompt
+            self.prefix_hits += computed

@@ -1,0 +1,287 @@
+"""Scheduler: which requests run how many tokens in the next step, and what came of the last one.
+
+There is no prefill and no decode here. A request has known tokens (prompt and output so far) and computed
+ones; a step brings it forward by some tokens under a budget shared by all. When it has caught up, the worker
+samples one more. Prompts in chunks, prefix hits, resumed and preempted requests are all the same to it.
+
+The usual step, where every running request decodes one token, is a few vector operations: only requests that
+need a block, join, leave or are cut short are touched one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamserve.engine.scheduler.admission import Admission, why_impossible
+from streamserve.engine.scheduler.growth import Growth
+from streamserve.engine.scheduler.kv_cache import KVCache
+from streamserve.engine.scheduler.limits import SchedulerLimits
+from streamserve.engine.scheduler.output import SchedulerStatistics, StepOutput
+from streamserve.engine.scheduler.policy import FcfsQueue, RequestQueue
+from streamserve.engine.scheduler.states import Request, State
+from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
+from streamserve.engine.step import Join, StepDiff, StepResult
+from streamserve.errors import RequestFailed
+from streamserve.hashing import BlockHasher
+from streamserve.messages import Finish
+
+__all__ = ["Scheduler", "SchedulerLimits", "SchedulerStatistics", "StepOutput"]
+
+_STATE_OF = {Finish.STOP: State.FINISHED_STOPPED, Finish.LENGTH: State.FINISHED_LENGTH}
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that the worker runs.
+
+    Attributes:
+        step: its number.
+        slots: intp[n], who runs.
+        counts: int64[n], how many tokens each.
+        sampling: intp[k], those of `slots` that reach the end of their known tokens.
+        is_uniform: every running request runs one token and samples one; if nobody joins or leaves, the next
+            step is the same again.
+        is_repeat: it is the same as the step before.
+        version: of the table, when the step was decided.
+    """
+
+    step: int
+    slots: Slots
+    counts: Counts
+    sampling: Slots
+    is_uniform: bool
+    is_repeat: bool
+    version: int
+
+
+class Scheduler:
+    """All requests of one engine, from `add` to their last token.
+
+    Call `schedule`, let a worker run the step, call `settle` with what it sampled, and so on. `add` and the
+    aborts may be called at any time between, also while a step runs.
+
+    One step is in flight at a time. To overlap steps, `_flight` becomes a queue; `schedule` itself advances
+    `num_computed` and, for a request that samples, `num_tokens` (its token is not known yet, but the worker
+    has it); `settle` fills in the token ids and publishes what was advanced. What a step brought for a slot
+    that was given up, or given to somebody else, after it was scheduled is told by `joined_step` and dropped
+    already. Blocks may be given back while a step in flight still writes to them, provided that the worker
+    runs steps in order: only settled blocks can be found, so nobody reads what is written there.
+
+    Args:
+        limits: sizes.
+        hasher: hashes the blocks that generated tokens complete; frontends hash prompts with the same secret.
+        queue: the order in which waiting requests get their turn; first come, first served by default.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, hasher: BlockHasher, queue: RequestQueue | None = None
+    ) -> None:
+        self._limits = limits
+        self._queue: RequestQueue = FcfsQueue() if queue is None else queue
+        self._table = RequestTable(limits)
+        self._kv = KVCache(limits, hasher, self._table)
+        self._growth = Growth(limits, self._table, self._kv, self._queue)
+        self._admission = Admission(limits, self._table, self._kv, self._queue)
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._num_arrivals = 0
+        self._flight: _Flight | None = None
+        self._last: _Flight | None = None
+        self._step = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request runs or waits; exactly then `schedule` has something to run."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Takes in a new request, which waits for its turn.
+
+        Raises:
+            RequestFailed: the request can never run here (see the message); the frontend should have refused
+                it. The scheduler has not changed and will not report it: the caller answers `Finish.ERROR`.
+        """
+        key = (request.frontend, request.stream)
+        fault = why_impossible(request, self._limits)
+        if fault is None and key in self._requests:
+            fault = "a request of this name is here already"
+        if fault is not None:
+            raise RequestFailed(f"stream {request.stream} of frontend {request.frontend}: {fault}")
+        self._num_arrivals += 1
+        request.arrival = self._num_arrivals
+        self._requests[key] = request
+        self._queue.push(request)
+
+    def abort(self, frontend: int, stream: int) -> bool:
+        """Drops a request in whatever state; its slot and blocks are free at once. False if there is none."""
+        request = self._requests.get((frontend, stream))
+        if request is None:
+            return False
+        if request.state.is_queued:
+            self._queue.remove(request)
+            del self._requests[frontend, stream]
+        else:
+            assert request.slot is not None, request.state
+            self._vacate(request.slot)
+        request.move(State.FINISHED_ABORTED)
+        return True
+
+    def abort_frontend(self, frontend: int) -> int:
+        """Drops all requests of a frontend that is gone; how many there were."""
+        streams = [stream for owner, stream in self._requests if owner == frontend]
+        return sum(self.abort(frontend, stream) for stream in streams)
+
+    def schedule(self) -> StepDiff | None:
+        """Decides the next step; None when there is nothing to run.
+
+        When the step is the last one again, this costs a few vector operations, and Python only for the
+        requests that need a block.
+        """
+        assert self._flight is None, f"step {self._step} has not been settled"
+        last = self._last
+        unchanged = last is not None and last.is_uniform and last.version == self._table.version
+        if last is not None and unchanged and self._growth.grow_decodes():
+            slots, counts = last.slots, last.counts
+        else:
+            last = None
+            slots, counts = self._bring_forward()
+        joins: list[Join] = []
+        join_counts: list[int] = []
+        if not self._growth.was_short:
+            budget = self._limits.max_num_batched_tokens - int(counts.sum())
+            joins, join_counts = self._admission.admit(budget, self._step + 1)
+        if last is not None and not joins:
+            return self._repeat(last)
+        if len(slots) or joins:
+            return self._launch(slots, counts, joins, join_counts)
+        return None
+
+    def settle(self, result: StepResult) -> StepOutput:
+        """Takes in a step's tokens: they are known now, full blocks findable, finished requests gone. Hot."""
+        flight, table = self._flight, self._table
+        assert flight is not None, f"no step is in flight, but {result.step} came back"
+        assert flight.step == result.step, (flight.step, result.step)
+        assert np.array_equal(flight.sampling, result.slots), (flight.sampling, result.slots)
+        self._flight = None
+        self._advance(flight)
+        slots, token_ids = flight.sampling, result.token_ids
+        if flight.version != table.version:
+            # Somebody was aborted meanwhile: what was computed for them is for nobody.
+            present = table.present(slots, flight.step)
+            slots, token_ids = slots[present], token_ids[present]
+        positions = table.num_tokens[slots]
+        table.tokens[slots, positions] = token_ids
+        table.num_tokens[slots] = positions + 1
+        output = StepOutput(
+            frontends=table.frontend[slots],
+            streams=table.stream[slots],
+            token_ids=token_ids,
+            finish=table.stops.judge(slots, positions, token_ids),
+            cached=None if flight.is_repeat else table.cached_if_first(slots, positions),
+        )
+        for row in np.flatnonzero(output.finish).tolist():
+            self._vacate(int(slots[row])).move(_STATE_OF[Finish(output.finish[row])])
+        return output
+
+    def reset_prefix_cache(self) -> bool:
+        """Makes every block unfindable, also those in use, which stay with who uses them.
+
+        False if prefix caching is off.
+        """
+        self._kv.prefix.clear()
+        return self._kv.caches_prefixes
+
+    def statistics(self) -> SchedulerStatistics:
+        """Gauges and counters as of now."""
+        return SchedulerStatistics(
+            running=self._table.num_running,
+            waiting=len(self._queue),
+            num_blocks=self._kv.pool.num_blocks,
+            free_blocks=self._kv.pool.num_free,
+            prefix_queries=self._admission.prefix_queries,
+            prefix_hits=self._admission.prefix_hits,
+            preemptions=self._growth.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts every invariant; takes time in the order of the number of blocks. For tests."""
+        self._table.check_integrity()
+        self._kv.check_integrity()
+        queued = list(self._queue)
+        assert len(queued) == len(set(queued)) == len(self._queue), queued
+        running = [request for request in self._table.requests if request is not None]
+        for requests, is_queued in ((queued, True), (running, False)):
+            assert all(request.state.is_queued == is_queued for request in requests), requests
+        assert set(self._requests.values()) == {*queued, *running}
+        assert len(self._requests) == len(queued) + len(running)
+
+    def _bring_forward(self) -> tuple[Slots, Counts]:
+        """The running requests and how many tokens each of them runs, after those who had to give way.
+
+        Each runs one token at least. The budget leaves nobody out: nobody asks for more from step to step,
+        and another is let in behind only when all got what they asked for and the budget had more than that.
+        """
+        limits, table = self._limits, self._table
+        slots = table.order
+        counts = table.num_tokens[slots] - table.num_computed[slots]
+        if limits.long_prefill_token_threshold:
+            counts = np.minimum(counts, limits.long_prefill_token_threshold)
+        before = np.cumsum(counts) - counts
+        counts = np.clip(limits.max_num_batched_tokens - before, 0, counts)
+        slots, counts = self._growth.grow(slots, counts)
+        assert counts.all(), (slots, counts)
+        return slots, counts
+
+    def _launch(self, slots: Slots, counts: Counts, joins: list[Join], join_counts: list[int]) -> StepDiff:
+        """The step is decided: notes it for `settle`, and words it for the worker."""
+        table = self._table
+        slots = np.concatenate([slots, np.array([join.slot for join in joins], dtype=np.intp)])
+        counts = np.concatenate([counts, np.array(join_counts, dtype=np.int64)])
+        samples = table.num_computed[slots] + counts == table.num_tokens[slots]
+        is_uniform = bool((counts == 1).all() and samples.all())
+        self._step += 1
+        self._last = self._flight = _Flight(
+            self._step, slots, counts, slots[samples], is_uniform, is_repeat=False, version=table.version
+        )
+        return StepDiff(
+            step=self._step,
+            leaves=table.take_leaves(),
+            joins=joins,
+            append_slots=self._growth.append_slots,
+            append_blocks=self._growth.append_blocks,
+            slots=slots.astype(np.int32),
+            num_tokens=counts.astype(np.int32),
+        )
+
+    def _repeat(self, last: _Flight) -> StepDiff:
+        """`_launch` for the step `last` once more; nobody has joined or left. Hot."""
+        self._step += 1
+        self._last = self._flight = _Flight(
+            self._step, last.slots, last.counts, last.sampling, True, is_repeat=True, version=last.version
+        )
+        return StepDiff(
+            step=self._step,
+            append_slots=self._growth.append_slots,
+            append_blocks=self._growth.append_blocks,
+        )
+
+    def _advance(self, flight: _Flight) -> None:
+        """The tokens of the step are computed; blocks that they filled can be found from now on. Hot."""
+        table = self._table
+        slots, counts = flight.slots, flight.counts
+        if flight.version != table.version:
+            present = table.present(slots, flight.step)
+            slots, counts = slots[present], counts[present]
+        before = table.num_computed[slots]
+        after = before + counts
+        table.num_computed[slots] = after
+        if self._kv.caches_prefixes:
+            self._kv.publish(slots, before, after)
+
+    def _vacate(self, slot: int) -> Request:
+        """Takes a request that is over out of everything."""
+        self._kv.release(slot)
+        request = self._table.leave(slot)
+        del self._requests[request.frontend, request.stream]
+        return request

@@ -1,0 +1,120 @@
+"""A request's cold record, and its life as a table.
+
+    add ─► WAITING ─► RUNNING ─► FINISHED_STOPPED (eos, stop id) or FINISHED_LENGTH
+              │        │  ▲ │
+              │        ▼  │ │
+              │     PREEMPTED
+              │        │    │
+              └────────┴────┴──► FINISHED_ABORTED
+
+Two rules for this file: every move is in `MOVES`, and a move that is not raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from streamserve.messages import AddRequest
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH = auto()
+    FINISHED_ABORTED = auto()
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the request waits for a slot."""
+        return self in (State.WAITING, State.PREEMPTED)
+
+
+MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.WAITING: frozenset({State.RUNNING, State.FINISHED_ABORTED}),
+        State.RUNNING: frozenset(
+            {State.PREEMPTED, State.FINISHED_STOPPED, State.FINISHED_LENGTH, State.FINISHED_ABORTED}
+        ),
+        State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED_ABORTED}),
+        State.FINISHED_STOPPED: frozenset(),
+        State.FINISHED_LENGTH: frozenset(),
+        State.FINISHED_ABORTED: frozenset(),
+    }
+)
+
+
+class IllegalMove(Exception):
+    """The engine tried to take a request where it cannot go from its state: a bug of ours."""
+
+
+class Request:
+    """What is kept of a request outside the arrays: all of it while it waits, little while it runs.
+
+    Args:
+        frontend: index of the frontend it came from.
+        add: the request as it came.
+
+    Attributes:
+        tokens: int32[n], all known tokens while the request waits; empty while it runs (the table has them).
+        num_prompt: how many of them are prompt.
+        num_added: how many tokens it came with; more than `num_prompt` for a stream resumed after a restart.
+        hashes: hash of each full block known so far: the prompt's, then those that generation completed.
+        arrival: place in the order of arrival; the scheduler gives it.
+        num_cached: prompt tokens found in the prefix cache at its first admission; None before that.
+        slot: its row in the arrays while it runs, else None.
+    """
+
+    __slots__ = (
+        "_state",
+        "arrival",
+        "frontend",
+        "hashes",
+        "num_added",
+        "num_cached",
+        "num_prompt",
+        "params",
+        "priority",
+        "slot",
+        "stream",
+        "tokens",
+    )
+
+    def __init__(self, frontend: int, add: AddRequest) -> None:
+        self.frontend = frontend
+        self.stream = add.stream
+        self.params = add.params
+        self.priority = add.priority
+        self.num_prompt = add.num_prompt
+        self.num_added = len(add.tokens)
+        self.tokens: npt.NDArray[np.int32] = add.tokens
+        self.hashes: list[bytes] = list(add.block_hashes)
+        self.arrival = 0
+        self.num_cached: int | None = None
+        self.slot: int | None = None
+        self._state = State.WAITING
+
+    @property
+    def state(self) -> State:
+        """Where the request is in its life; `move` changes it."""
+        return self._state
+
+    def move(self, state: State) -> None:
+        """Goes on to `state`.
+
+        Raises:
+            IllegalMove: the lifecycle has no such move; nothing has changed.
+        """
+        if state not in MOVES[self._state]:
+            raise IllegalMove(
+                f"stream {self.stream} of frontend {self.frontend}: {self._state.name} to {state.name}"
+            )
+        self._state = state

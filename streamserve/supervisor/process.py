@@ -1,0 +1,81 @@
+"""The `streamserve serve` process: from a configuration to a server that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+
+import streamserve
+from streamserve.artifacts import ResolvedModel, resolve_model
+from streamserve.config import Config
+from streamserve.logs import configure_logging
+from streamserve.supervisor.children import Lifeline
+from streamserve.supervisor.launcher import ChildModules, Launcher
+from streamserve.supervisor.listener import bind, url_of
+from streamserve.supervisor.reports import ProgressLog
+from streamserve.supervisor.segments import SharedState
+from streamserve.supervisor.supervisor import Supervisor
+from streamserve.supervisor.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+NUM_FRONTENDS = 1
+
+
+def serve(config: Config) -> int:
+    """Serves until a signal or a failure; returns the exit code.
+
+    Raises:
+        ConfigError: the address, the model or the memory is not as it must be.
+    """
+    configure_logging("supervisor", config.server.log_level)
+    with bind(config.server.host, config.server.port) as listener:
+        progress = ProgressLog(logger.info)
+        model = resolve_model(config.model, lambda what, done: progress.report("model", what, done))
+        return supervise(config, model, listener)
+
+
+def supervise(
+    config: Config,
+    model: ResolvedModel,
+    listener: socket.socket,
+    modules: ChildModules | None = None,
+    num_frontends: int = NUM_FRONTENDS,
+) -> int:
+    """Serves `model` on `listener` until a signal or a failure; returns the exit code.
+
+    Raises:
+        ConfigError: there is not enough memory for the rings.
+    """
+    url = url_of(listener)
+    with (
+        contextlib.closing(SharedState(num_frontends)) as shared,
+        contextlib.closing(Lifeline()) as lifeline,
+        Watch() as watch,
+    ):
+        launcher = Launcher(
+            config=config,
+            model=model,
+            modules=modules or ChildModules(),
+            shared=shared,
+            lifeline=lifeline,
+            listener=listener,
+        )
+        return Supervisor(
+            config=config.supervisor,
+            launcher=launcher,
+            shared=shared,
+            watch=watch,
+            stop_listening=listener.close,
+            announce=lambda: _announce(model.name, url),
+        ).run()
+
+
+def _announce(name: str, url: str) -> None:
+    # Whoever started the server may have closed its end of stdout; that is no reason to stop.
+    with contextlib.suppress(OSError):
+        # In one piece: `print` may write its line end apart, and the children write here too.
+        sys.stdout.write(f"streamserve {streamserve.__version__} serves {name} at {url}\n")
+        sys.stdout.flush()

@@ -1,0 +1,240 @@
+"""PROCESS 0: starts the children, watches them, and ends with none of them left.
+
+    STARTING ──all ready──► SERVING ──SIGTERM, SIGINT──► draining ──frontends gone──► engine stopped, exit 0
+        │                      │
+        └─a child fails─┐      └─a child ends──► (engine: a grace for the frontends to say so)──► exit 1
+                        └► all stopped, exit 1 (2: as configured it cannot run)
+
+A second signal kills whatever is left at once. While it serves, the supervisor sleeps in one `select`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from streamserve.bootstrap import STOP_ORDER
+from streamserve.config import SupervisorConfig
+from streamserve.ipc.board import EngineState
+from streamserve.supervisor.children import Child
+from streamserve.supervisor.launcher import Launcher
+from streamserve.supervisor.reports import Failed, Progress, ProgressLog, Ready, Report
+from streamserve.supervisor.segments import SharedState
+from streamserve.supervisor.watch import Event, Exited, Reported, Signalled, Watch
+
+logger = logging.getLogger(__name__)
+
+FIRST_EPOCH = 1
+# What a child may take to end after the order to stop, or after reporting that it failed; then it is killed.
+STOP_GRACE_S = 5.0
+# What a frontend may take on top of the drain timeout to end what did not finish and close its connections.
+DRAIN_MARGIN_S = 10.0
+# The exit code, of a child as of the server, that means: not as configured.
+CONFIG_EXIT_CODE = 2
+
+
+class StopRequested(Exception):
+    """SIGTERM or SIGINT came while starting or serving."""
+
+
+class ForcedStop(Exception):
+    """A signal came while stopping."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class ChildFailed(Exception):
+    """A child could not start, or ended while it was needed."""
+
+    def __init__(self, message: str, reported_by: Child | None = None) -> None:
+        super().__init__(message)
+        self.reported_by = reported_by
+
+
+class Supervisor:
+    """Runs one server from start to end.
+
+    Args:
+        config: time limits.
+        launcher: starts the children.
+        shared: where the engine's state is published.
+        watch: what the supervisor waits with.
+        stop_listening: closes this process's copy of the TCP socket.
+        announce: tells the operator that the server is ready.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: SupervisorConfig,
+        launcher: Launcher,
+        shared: SharedState,
+        watch: Watch,
+        stop_listening: Callable[[], None],
+        announce: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._shared = shared
+        self._watch = watch
+        self._stop_listening = stop_listening
+        self._announce = announce
+        self._clock = clock
+        self._progress = ProgressLog(logger.info)
+        self._engine: Child | None = None
+        self._frontends: list[Child] = []
+        self._epoch = FIRST_EPOCH
+        self._is_serving = False
+
+    def run(self) -> int:
+        """Starts, serves and stops; returns the exit code of the server, with no child left."""
+        try:
+            return self._run()
+        except ForcedStop as stop:
+            logger.warning("stopped at once by a second signal")
+            return 128 + stop.number
+        finally:
+            self._kill(self._children())
+
+    def _run(self) -> int:
+        try:
+            self._start()
+            self._serve()
+        except StopRequested:
+            return self._drain()
+        except ChildFailed as failure:
+            return self._fail(failure)
+
+    def _start(self) -> None:
+        deadline = self._clock() + self._config.startup_timeout
+        self._shared.publish(self._epoch, EngineState.STARTING)
+        self._launch()
+        while waiting := [child for child in self._children() if not child.is_ready]:
+            if self._clock() >= deadline:
+                raise ChildFailed(self._timed_out(waiting[0]))
+            for event in self._watch.wait(deadline - self._clock()):
+                self._handle(event)
+        self._is_serving = True
+        self._announce()
+
+    def _launch(self) -> None:
+        # Side by side: a frontend answers /health long before the weights are read.
+        try:
+            self._engine = self._launcher.engine(self._epoch)
+            self._watch.add(self._engine)
+            for index in range(len(self._shared.channels)):
+                frontend = self._launcher.frontend(index, self._epoch)
+                self._frontends.append(frontend)
+                self._watch.add(frontend)
+        except OSError as error:
+            raise ChildFailed(f"a child process could not be started: {error}") from error
+
+    def _serve(self) -> NoReturn:
+        while True:
+            for event in self._watch.wait(None):
+                self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Signalled():
+                raise StopRequested
+            case Reported(child, report):
+                self._hear(child, report)
+            case Exited(child):
+                when = "" if self._is_serving else " while starting"
+                raise ChildFailed(f"the {child.name} {child.epitaph()}{when}")
+
+    def _hear(self, child: Child, report: Report) -> None:
+        match report:
+            case Progress(what, fraction):
+                self._progress.report(child.name, what, fraction)
+            case Ready(facts):
+                child.is_ready = True
+                details = ", ".join(f"{name} {value}" for name, value in facts.items())
+                logger.info("%s: ready%s", child.name, f" ({details})" if details else "")
+                if child is self._engine:
+                    self._shared.publish(self._epoch, EngineState.READY)
+            case Failed(message):
+                raise ChildFailed(f"the {child.name} cannot start: {message}", reported_by=child)
+
+    def _timed_out(self, child: Child) -> str:
+        latest = self._progress.latest(child.name)
+        doing = f"; it was at: {latest}" if latest else ""
+        return (
+            f"--startup-timeout: the {child.name} was not ready in {self._config.startup_timeout:g} s{doing}"
+        )
+
+    def _drain(self) -> int:
+        """Lets open streams finish, then stops the engine that feeds them."""
+        if not self._is_serving:
+            logger.info("stopping before the server was ready")
+            self._terminate(self._children())
+            return 0
+        logger.info("stopping: open streams may take %g s to finish", self._config.drain_timeout)
+        self._shared.publish(self._epoch, EngineState.DRAINING)
+        # While any copy of the socket is open the kernel goes on accepting connections, for nobody.
+        self._stop_listening()
+        for frontend in self._frontends:
+            frontend.send(STOP_ORDER)
+        if not self._await_end(self._frontends, self._config.drain_timeout + DRAIN_MARGIN_S):
+            logger.warning("a frontend did not finish in time and is killed")
+            self._kill(self._frontends)
+        has_lost_engine = self._engine is None or bool(self._engine.returncode)
+        self._terminate(self._children())
+        return 1 if has_lost_engine else 0
+
+    def _fail(self, failure: ChildFailed) -> int:
+        """Says why, lets the frontends say so to their clients, and stops everything."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"streamserve: error: {failure}\n")
+            sys.stderr.flush()
+        self._shared.publish(self._epoch, EngineState.DEAD)
+        if self._is_serving and self._engine is not None and self._engine.returncode is not None:
+            self._await_end(self._frontends, self._config.engine_failure_grace)
+        if failure.reported_by is not None:
+            self._await_end([failure.reported_by], STOP_GRACE_S)
+        self._terminate(self._children())
+        reporter = failure.reported_by
+        return CONFIG_EXIT_CODE if reporter and reporter.returncode == CONFIG_EXIT_CODE else 1
+
+    def _terminate(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.send(STOP_ORDER)
+        if not self._await_end(children, STOP_GRACE_S):
+            self._kill(children)
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.send(signal.SIGKILL)
+        if not self._await_end(children, STOP_GRACE_S, is_final=True):
+            logger.error("a process does not die; it hangs in the kernel")
+
+    def _await_end(self, children: Sequence[Child], timeout_s: float, *, is_final: bool = False) -> bool:
+        """Waits until all `children` have ended; False when they took too long.
+
+        Raises:
+            ForcedStop: a signal came, and the wait is not the final one.
+        """
+        deadline = self._clock() + timeout_s
+        while any(child.returncode is None for child in children):
+            if self._clock() >= deadline:
+                return False
+            for event in self._watch.wait(deadline - self._clock()):
+                match event:
+                    case Signalled(number) if not is_final:
+                        raise ForcedStop(number)
+                    case Exited(child) if child is self._engine:
+                        self._shared.publish(self._epoch, EngineState.DEAD)
+        return True
+
+    def _children(self) -> list[Child]:
+        return ([self._engine] if self._engine else []) + self._frontends

@@ -1,0 +1,34 @@
+"""`streamserve complete`: one continuation, printed as it comes."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import Any
+
+from streamserve.terminal.screen import Screen
+from streamserve.terminal.server import Server
+
+
+def complete(url: str, options: dict[str, Any], prompt: str) -> int:
+    """Prints the continuation of `prompt`, or of stdin when that is `-`; returns the exit code.
+
+    Args:
+        url: address of the server.
+        options: request fields; without `model` the server's first one is used.
+        prompt: the text.
+
+    Raises:
+        RequestFailed: the server cannot be reached, refuses, or breaks off.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    screen = Screen(sys.stdout)
+    with Server(url) as server:
+        body = {"model": options.get("model") or server.first_model()} | options | {"prompt": text}
+        try:
+            with closing(server.stream_completion(body)) as pieces:
+                for piece in pieces:
+                    screen.write(piece)
+        finally:
+            screen.end_line()
+    return 0

@@ -1,0 +1,34 @@
+"""A projection: the one place where a matrix meets the residual stream."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+
+class Linear:
+    """x @ weight.T + bias.
+
+    Args:
+        out_size, in_size: shape of the weight.
+        has_bias: whether there is a bias.
+        dtype, device: of the parameters, which start uninitialised.
+    """
+
+    def __init__(
+        self, out_size: int, in_size: int, *, has_bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.weight = torch.empty((out_size, in_size), dtype=dtype, device=device)
+        self.bias = torch.empty(out_size, dtype=dtype, device=device) if has_bias else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, in_size] → [t, out_size]."""
+        return linear(x, self.weight, self.bias)
+
+    def destinations(self, parts: dict[str, int]) -> dict[str, torch.Tensor]:
+        """Where the tensors of the merged projections in `parts` (name → rows, in order) go."""
+        sizes = list(parts.values())
+        named = {f"{name}.weight": rows for name, rows in zip(parts, self.weight.split(sizes), strict=True)}
+        if self.bias is not None:
+            named |= {f"{name}.bias": rows for name, rows in zip(parts, self.bias.split(sizes), strict=True)}
+        return named

@@ -1,0 +1,147 @@
+"""The Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM2.
+
+Q, K and V are one matrix, gate and up another: fewer, larger multiplications. The checkpoint's tensors are
+views into them (`destinations`), so loading copies each weight straight to its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from streamserve.worker.attention.base import AttentionBackend
+from streamserve.worker.models.config import DecoderConfig
+from streamserve.worker.models.linear import Linear
+from streamserve.worker.models.rope import RotaryEmbedding, rotate
+
+
+class LlamaLayer:
+    """Parameters of one decoder layer and what they do to the residual stream.
+
+    Args:
+        config: the model's.
+        dtype, device: of the parameters, which start uninitialised.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        def projection(out_size: int, in_size: int, has_bias: bool) -> Linear:
+            return Linear(out_size, in_size, has_bias=has_bias, dtype=dtype, device=device)
+
+        def norm(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        self._config = config
+        self._q_size = config.num_heads * config.head_dim
+        self._kv_size = config.num_kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.input_norm, self.post_norm = norm(hidden), norm(hidden)
+        self.qkv = projection(self._q_size + 2 * self._kv_size, hidden, config.qkv_bias)
+        self.q_norm = norm(config.head_dim) if config.qk_norm else None
+        self.k_norm = norm(config.head_dim) if config.qk_norm else None
+        self.output = projection(hidden, self._q_size, config.output_bias)
+        self.gate_up = projection(2 * inner, hidden, config.mlp_bias)
+        self.down = projection(hidden, inner, config.mlp_bias)
+
+    def destinations(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint goes, by its name within the layer."""
+        hidden, inner = self._config.hidden_size, self._config.intermediate_size
+        qkv = {"q_proj": self._q_size, "k_proj": self._kv_size, "v_proj": self._kv_size}
+        attention = self.qkv.destinations(qkv) | self.output.destinations({"o_proj": hidden})
+        if self.q_norm is not None and self.k_norm is not None:
+            attention |= {"q_norm.weight": self.q_norm, "k_norm.weight": self.k_norm}
+        gate_up = self.gate_up.destinations({"gate_proj": inner, "up_proj": inner})
+        mlp = gate_up | self.down.destinations({"down_proj": hidden})
+        return {
+            "input_layernorm.weight": self.input_norm,
+            "post_attention_layernorm.weight": self.post_norm,
+            **{f"self_attn.{name}": tensor for name, tensor in attention.items()},
+            **{f"mlp.{name}": tensor for name, tensor in mlp.items()},
+        }
+
+    def project_qkv(
+        self, hidden: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q, K (both turned) and V of `hidden` [t, hidden_size], each [t, heads, head_dim]."""
+        config = self._config
+        normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, config.rms_norm_eps)
+        heads = self.qkv(normed).view(hidden.shape[0], -1, config.head_dim)
+        num_qk = config.num_heads + config.num_kv_heads
+        turned, v = heads[:, :num_qk], heads[:, num_qk:]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = turned[:, : config.num_heads], turned[:, config.num_heads :]
+            q = rms_norm(q, self.q_norm.shape, self.q_norm, config.rms_norm_eps)
+            k = rms_norm(k, self.k_norm.shape, self.k_norm, config.rms_norm_eps)
+            turned = torch.cat((q, k), 1)
+        turned = rotate(turned, cos, signed_sin)
+        return turned[:, : config.num_heads], turned[:, config.num_heads :], v
+
+    def add_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+        """Projects `attended` [t, num_heads * head_dim] and adds it to `hidden`."""
+        hidden.add_(self.output(attended))
+
+    def add_mlp(self, hidden: torch.Tensor) -> None:
+        """Adds the MLP of `hidden` to it."""
+        normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self._config.rms_norm_eps)
+        gate, up = self.gate_up(normed).chunk(2, -1)
+        hidden.add_(self.down(silu(gate).mul_(up)))
+
+
+class LlamaModel:
+    """Embedding, decoder layers and output projection.
+
+    Args:
+        config: the model's.
+        dtype, device: of the parameters, which start uninitialised.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = torch.empty(shape, dtype=dtype, device=device)
+        self.layers = [LlamaLayer(config, dtype, device) for _ in range(config.num_layers)]
+        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.lm_head = self.embedding
+        if not config.tie_word_embeddings:
+            self.lm_head = torch.empty(shape, dtype=dtype, device=device)
+        self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype, device)
+
+    def destinations(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint goes, by its full name; together, every parameter once."""
+        named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not self.config.tie_word_embeddings:
+            named["lm_head.weight"] = self.lm_head
+        for index, layer in enumerate(self.layers):
+            named |= {f"model.layers.{index}.{name}": t for name, t in layer.destinations().items()}
+        return named
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, metadata: Any
+    ) -> torch.Tensor:
+        """Runs all tokens of a step. Hot: once a step.
+
+        Args:
+            token_ids: int32[t].
+            positions: int64[t].
+            attention: writes K and V to the cache and attends.
+            metadata: `attention.build` of this step.
+
+        Returns:
+            [t, hidden_size], before the last norm.
+        """
+        hidden = embedding(token_ids, self.embedding)
+        cos, signed_sin = self._rope.at(positions)
+        width = self.config.num_heads * self.config.head_dim
+        attended = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.project_qkv(hidden, cos, signed_sin)
+            attention.forward(q, k, v, attended, layer=index, metadata=metadata)
+            layer.add_attention(hidden, attended)
+            layer.add_mlp(hidden)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[k, vocab_size] of rows [k, hidden_size] out of `forward`."""
+        normed = rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
+        return linear(normed, self.lm_head).to(torch.float32)

@@ -1,0 +1,183 @@
+"""Chooses one token for each row of logits.
+
+Filters come in the usual order, each on what the one before left over: temperature, min_p, top_k, top_p.
+Rows are split by what the host knows about them: greedy ones take the argmax; those without top_k and top_p
+draw from the whole vocabulary; the others are cut to a sorted list of candidates first, which is short
+unless the distribution is flat.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from streamserve.engine.step import Int32Array
+from streamserve.worker.gumbel import gumbel_noise, noise_bits, row_keys
+from streamserve.worker.sampling_columns import SamplingColumns
+
+# Lengths of candidate lists: a row goes on to the next one only if its nucleus does not fit. The likeliest
+# few hundred are found ten times faster than a vocabulary is sorted.
+CANDIDATES = (512, 4096)
+# Elements of noise made at a time, which bounds memory and keeps the passes over it in the CPU's cache.
+_NOISE_ELEMENTS = 1 << 18
+
+
+class Sampler:
+    """Samples for the slots of a batch.
+
+    Args:
+        columns: the slots' settings.
+        vocab_size: width of the logits.
+        device: where the logits are.
+    """
+
+    def __init__(self, columns: SamplingColumns, vocab_size: int, device: torch.device) -> None:
+        self._columns = columns
+        self._vocab_size = vocab_size
+        self._device = device
+        self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+        self._list_lengths = [length for length in CANDIDATES if length < vocab_size] + [vocab_size]
+
+    def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+        """One token id for each row. Hot: once a step.
+
+        Args:
+            logits: float32[k, vocab_size]; overwritten.
+            slots: int32[k], whose settings apply to each row.
+            positions: int32[k], known tokens of each row before this one.
+
+        Returns:
+            int32[k] on the device.
+        """
+        self._hold_back_stops(logits, slots, positions)
+        greedy = self._columns.is_greedy[slots]
+        if greedy.all():
+            return logits.argmax(-1).to(torch.int32)
+        cut = (self._columns.top_k[slots] < self._vocab_size) | (self._columns.top_p[slots] < 1.0)
+        token_ids = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        for chosen, draw in (
+            (greedy, self._take_likeliest),
+            (~greedy & ~cut, self._draw_from_all),
+            (~greedy & cut, self._draw_from_candidates),
+        ):
+            if chosen.all():
+                token_ids = draw(logits, slots, positions)
+            elif chosen.any():
+                rows = np.flatnonzero(chosen)
+                index = self._to_device(rows)
+                token_ids[index] = draw(logits.index_select(0, index), slots[rows], positions[rows])
+        return token_ids.to(torch.int32)
+
+    def _hold_back_stops(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> None:
+        """No end before min_tokens: -inf for the ids that would end a row too early."""
+        is_early = positions < self._columns.stops_from[slots]
+        if is_early.any():
+            rows = np.flatnonzero(is_early)
+            ids = self._to_device(self._columns.stop_ids[slots[rows]])
+            logits[self._to_device(rows).unsqueeze(1), ids] = -torch.inf
+
+    def _take_likeliest(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+        return logits.argmax(-1)
+
+    def _draw_from_all(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+        scaled = self._scale(logits, slots)
+        keys = self._keys(slots, positions)
+        token_ids = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        stride = max(1, _NOISE_ELEMENTS // self._vocab_size)
+        for start in range(0, len(slots), stride):
+            part = slice(start, start + stride)
+            scores = gumbel_noise(noise_bits(keys[part], self._all_ids)).add_(scaled[part])
+            torch.argmax(scores, -1, out=token_ids[part])
+        return token_ids
+
+    def _draw_from_candidates(
+        self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array
+    ) -> torch.Tensor:
+        scaled = self._scale(logits, slots)
+        keys = self._keys(slots, positions)
+        top_k = self._columns.top_k[slots]
+        is_open = top_k == self._vocab_size
+        token_ids = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        waiting = np.arange(len(slots))
+        for length in self._list_lengths:
+            rows = waiting[(top_k[waiting] <= length) | is_open[waiting]]
+            if len(rows) == 0:
+                continue
+            any_open = bool(is_open[rows].any())
+            width = length if any_open else int(top_k[rows].max())
+            index = self._to_device(rows)
+            token_ids[index], complete = self._draw_within(
+                scaled.index_select(0, index), keys.index_select(0, index), slots[rows], width, any_open
+            )
+            # The one question put to the device, and only when some row has top_p alone.
+            done = rows[complete.cpu().numpy()] if any_open and width < self._vocab_size else rows
+            waiting = np.setdiff1d(waiting, done, assume_unique=True)
+            if len(waiting) == 0:
+                break
+        return token_ids
+
+    def _draw_within(
+        self, scaled: torch.Tensor, keys: torch.Tensor, slots: Int32Array, width: int, any_open: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draws each row from its `width` likeliest tokens: ids int64[r]; bool[r], was that wide enough?"""
+        values, candidates, complete = cut_candidates(
+            scaled,
+            self._to_device(self._columns.top_k[slots]),
+            self._to_device(self._columns.top_p[slots]),
+            width,
+            any_open,
+        )
+        noise = gumbel_noise(noise_bits(keys, candidates.to(torch.int32)))
+        choice = noise.add_(values).argmax(-1, keepdim=True)
+        return candidates.gather(1, choice).squeeze(1), complete
+
+    def _scale(self, logits: torch.Tensor, slots: Int32Array) -> torch.Tensor:
+        """Divides by the temperature and cuts by min_p, in place."""
+        logits.div_(self._to_device(self._columns.temperature[slots]).unsqueeze(1))
+        min_p = self._columns.min_p[slots]
+        if min_p.any():
+            with np.errstate(divide="ignore"):
+                log_min_p = self._to_device(np.log(min_p)).unsqueeze(1)
+            floor = logits.amax(-1, keepdim=True) + log_min_p
+            logits.masked_fill_(logits < floor, -torch.inf)
+        return logits
+
+    def _keys(self, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+        return self._to_device(row_keys(self._columns.seed_keys[slots], positions).view(np.int32))
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def cut_candidates(
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int, any_open: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The likeliest tokens of each row, cut by top_k, then by top_p over what top_k left.
+
+    Args:
+        scaled: float32[r, v], logits after temperature and min_p.
+        top_k: int64[r]; v keeps all: such a row is open.
+        top_p: float32[r].
+        width: how many tokens to look at; at least the top_k of every row that is not open.
+        any_open: whether there are open rows, whose top_p is a share of the whole vocabulary.
+
+    Returns:
+        values float32[r, width], -inf where cut; token ids int64[r, width]; and bool[r], whether no token
+        beyond `width` would have been kept. The likeliest token is always kept.
+    """
+    values, token_ids = scaled.topk(width)
+    likeliest = values[:, :1]
+    behind_top_k = torch.arange(width, device=scaled.device) >= top_k.unsqueeze(1)
+    weights = (values - likeliest).exp_().masked_fill_(behind_top_k, 0.0)
+    cumulated = weights.cumsum(-1)
+    total = cumulated[:, -1]
+    is_open = top_k == scaled.shape[1]
+    if any_open:
+        total = torch.where(is_open, (scaled - likeliest).exp_().sum(-1), total)
+    nucleus = (top_p * total).unsqueeze(1)
+    # A token is kept while the mass before it is short of top_p: the one that crosses the line is in.
+    is_cut = behind_top_k.logical_or_(cumulated - weights >= nucleus)
+    is_cut[:, 0] = False
+    complete = ~is_open | (cumulated[:, -1:] >= nucleus).squeeze(1)
+    return values.masked_fill(is_cut, -torch.inf), token_ids, complete

@@ -1,0 +1,63 @@
+"""What a worker is told at its start and what it reports back. Torch-free, so that anyone may import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """All that a worker needs to know.
+
+    Attributes:
+        model_path: local Hugging Face folder: config.json, generation_config.json, safetensors weights.
+        load_format: `dummy` fills the weights with random numbers; anything else reads safetensors.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto` for what the device computes fastest.
+        device: `cpu`, `cuda`, or `auto` for CUDA where there is one.
+        seed: of the dummy weights.
+        max_model_len: most tokens of one request; None is the model's own limit.
+        max_num_seqs: slots of the persistent batch.
+        max_num_batched_tokens: most tokens of one step.
+        block_size: tokens in a KV cache block.
+        kv_cache_memory: bytes for the KV cache; None works it out from the free memory.
+        num_blocks_override: exact number of KV cache blocks, whatever the memory.
+        cpu_threads: threads of the model on a CPU; 0 leaves torch's own choice.
+    """
+
+    model_path: str
+    load_format: str
+    dtype: str
+    device: str
+    seed: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    kv_cache_memory: int | None
+    num_blocks_override: int | None
+    cpu_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker found out while it started.
+
+    Attributes:
+        num_blocks: blocks of the KV cache; may hold fewer tokens than `max_model_len`.
+        max_model_len: most tokens of one request.
+        vocab_size: token ids run from 0 to this, exclusive.
+        eos_token_ids: end-of-sequence ids, from generation_config.json, else config.json.
+        dtype: number format of weights and KV cache.
+        device: where the model runs.
+        kv_block_bytes: bytes of one block over all layers, K and V together.
+        weights_bytes: bytes of the weights in memory.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    kv_block_bytes: int
+    weights_bytes: int

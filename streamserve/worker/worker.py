@@ -1,0 +1,123 @@
+"""The worker: one model, its KV cache and its persistent batch, behind start, execute and close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from streamserve.engine.step import StepDiff, StepResult
+from streamserve.errors import ConfigError
+from streamserve.worker.attention.torch_paged import TorchPagedAttention
+from streamserve.worker.batch import BatchShape, InputBatch
+from streamserve.worker.device import dtype_name, free_bytes, resolve_device, resolve_dtype
+from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
+from streamserve.worker.loader import load_weights
+from streamserve.worker.models.config import DecoderConfig, read_decoder_config
+from streamserve.worker.models.llama import LlamaModel
+from streamserve.worker.models.registry import build_model
+from streamserve.worker.runner import ModelRunner
+from streamserve.worker.sampler import Sampler
+from streamserve.worker.sampling_columns import SamplingColumns
+from streamserve.worker.spec import WorkerFacts, WorkerSpec
+
+Progress = Callable[[str, float], None]
+
+
+class Worker:
+    """Everything that touches tensors. Use: start, execute any number of times, close.
+
+    Args:
+        spec: what to run and how.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._runner: ModelRunner | None = None
+
+    def start(self, progress: Progress) -> WorkerFacts:
+        """Loads the weights, sizes and allocates the KV cache.
+
+        Args:
+            progress: called with what is going on and its share done, from 0 to 1.
+
+        Raises:
+            ConfigError: the folder, the architecture, the memory or an option does not fit; the message
+                says what would.
+        """
+        spec = self._spec
+        if spec.cpu_threads:
+            torch.set_num_threads(spec.cpu_threads)
+        device = resolve_device(spec.device)
+        dtype = resolve_dtype(spec.dtype, device)
+        config = read_decoder_config(Path(spec.model_path))
+        max_model_len = _max_model_len(spec, config)
+        model, weights_bytes = self._load(config, dtype, device, progress)
+        progress("allocating the KV cache", 0.0)
+        bytes_per_block = block_bytes(config, spec.block_size, dtype)
+        num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device)
+        cache = allocate(config, num_blocks, spec.block_size, dtype, device)
+        columns = SamplingColumns(spec.max_num_seqs, config.vocab_size, config.eos_token_ids)
+        shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, max_model_len, spec.block_size)
+        self._runner = ModelRunner(
+            model,
+            InputBatch(shape, columns, device),
+            TorchPagedAttention(cache),
+            Sampler(columns, config.vocab_size, device),
+        )
+        progress("allocating the KV cache", 1.0)
+        return WorkerFacts(
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+            dtype=dtype_name(dtype),
+            device=device.type,
+            kv_block_bytes=bytes_per_block,
+            weights_bytes=weights_bytes,
+        )
+
+    def execute(self, diff: StepDiff) -> StepResult:
+        """Runs one step. Only between `start` and `close`."""
+        assert self._runner is not None, "execute before start or after close"
+        return self._runner.run(diff)
+
+    def close(self) -> None:
+        """Gives the memory of weights and cache back. May be called twice."""
+        self._runner = None
+
+    def _load(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    ) -> tuple[LlamaModel, int]:
+        """The model and the bytes of its parameters."""
+        spec = self._spec
+        progress("loading weights", 0.0)
+        no_room = f"{spec.model_path}: the weights do not fit into the free memory of the {device.type}"
+        free = free_bytes(device)
+        try:
+            model = build_model(config, dtype, device)
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(f"{no_room}; take a smaller model") from error
+        destinations = model.destinations()
+        weights_bytes = sum(tensor.nbytes for tensor in destinations.values())
+        if weights_bytes > free:
+            raise ConfigError(f"{no_room} ({weights_bytes} bytes, {free} free); take a smaller model")
+        load_weights(
+            spec.load_format,
+            Path(spec.model_path),
+            spec.seed,
+            destinations,
+            lambda share: progress("loading weights", share),
+        )
+        return model, weights_bytes
+
+
+def _max_model_len(spec: WorkerSpec, config: DecoderConfig) -> int:
+    if spec.max_model_len is None:
+        return config.max_position
+    if spec.max_model_len > config.max_position:
+        raise ConfigError(
+            f"--max-model-len {spec.max_model_len}: the model takes at most {config.max_position} tokens"
+        )
+    return spec.max_model_len

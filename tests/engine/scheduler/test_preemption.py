@@ -1,0 +1,210 @@
+"""Too little KV memory: everything still finishes, with the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_harness import Harness, limits, prompt
+
+from streamserve.engine.scheduler.policy import FcfsQueue, PriorityQueue
+
+TINY = {"num_blocks": 6, "block_size": 4, "max_model_len": 24, "max_num_batched_tokens": 32}
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_a_tiny_pool_preempts_and_every_token_is_the_same_as_alone(enable_prefix_caching):
+    harness = Harness(limits(**TINY, enable_prefix_caching=enable_prefix_caching))
+    for seed in range(8):
+        harness.add(prompt(5, seed), max_tokens=15, ignore_eos=True)
+    harness.run()
+    harness.check()
+    assert harness.scheduler.statistics().preemptions > 0
+
+
+def test_the_latest_gives_way_and_comes_back_first():
+    harness = Harness(limits(**TINY))
+    streams = [harness.add(prompt(7, seed), max_tokens=14, ignore_eos=True) for seed in range(3)]
+    while not harness.scheduler.statistics().preemptions:
+        harness.step()
+    assert harness.streams[streams[0]].tokens
+    left = harness.diffs[-1].leaves.tolist()
+    assert len(left) == 1
+    finished: list[int] = []
+    while (output := harness.step()) is not None:
+        finished += output.streams[output.finish != 0].tolist()
+    assert finished == streams
+    harness.check()
+
+
+def test_a_preempted_request_finds_what_it_had_computed():
+    harness = Harness(limits(**TINY))
+    for seed in range(2):
+        harness.add(prompt(4, seed), max_tokens=17, ignore_eos=True)
+    harness.run()
+    harness.check()
+    assert harness.scheduler.statistics().preemptions > 0
+    joins = [join for diff in harness.diffs for join in diff.joins]
+    again = [join for join in joins if len(join.tokens) > join.num_prompt]
+    assert any(join.num_computed >= 4 for join in again)
+    # Only the first admission counts as a look-up of the prompt.
+    assert harness.scheduler.statistics().prefix_queries == 8
+
+
+def test_the_cached_column_is_given_once():
+    # The harness asserts that rows after the first have none; here the second is preempted in between.
+    harness = Harness(limits(**TINY))
+    harness.add(prompt(9), max_tokens=1)
+    harness.run()
+    streams = [harness.add(prompt(9), max_tokens=12, ignore_eos=True) for _ in range(2)]
+    harness.run()
+    harness.check()
+    assert [harness.streams[stream].cached for stream in streams] == [8, 8]
+
+
+def test_preempted_before_its_first_token_it_still_reports_what_was_cached_at_first():
+    harness = Harness(
+        limits(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=4), queue=PriorityQueue()
+    )
+    harness.add(prompt(9, seed=1), max_tokens=1)
+    harness.run()
+    slow = harness.add(prompt(24, seed=1), max_tokens=2, priority=1, ignore_eos=True)
+    harness.step()
+    harness.add(prompt(3, seed=2), max_tokens=25, priority=0, ignore_eos=True)
+    harness.run()
+    harness.check()
+    assert harness.streams[slow].cached == 8
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue])
+def test_the_least_important_gives_way(make_queue):
+    harness = Harness(limits(**TINY), make_queue())
+    low = harness.add(prompt(4, 1), max_tokens=18, priority=5, ignore_eos=True)
+    high = harness.add(prompt(4, 2), max_tokens=18, priority=-5, ignore_eos=True)
+    while not harness.scheduler.statistics().preemptions:
+        harness.step()
+    harness.step()
+    assert harness.scheduler.statistics().running == 1
+    while not harness.streams[high].finish:
+        harness.step()
+    assert not harness.streams[low].finish
+    harness.run()
+    harness.check()
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue])
+def test_siblings_of_one_prompt_with_priorities(make_queue):
+    harness = Harness(
+        limits(**{**TINY, "num_blocks": 10, "max_num_seqs": 16, "max_model_len": 40}), make_queue()
+    )
+    for seed in range(4):
+        for _ in range(4):
+            harness.add(prompt(9, seed), max_tokens=20, ignore_eos=True, priority=0)
+    for _ in range(5):
+        harness.step()
+    harness.add(prompt(9, seed=9), max_tokens=20, ignore_eos=True, priority=-10)
+    harness.run()
+    harness.check()
+    assert harness.scheduler.statistics().preemptions > 0
+
+
+def test_a_fifth_of_the_memory_is_enough():
+    harness = Harness(limits(max_num_seqs=16, num_blocks=16, max_num_batched_tokens=128))
+    for seed in range(16):
+        harness.add(prompt(20 + seed, seed), max_tokens=60, ignore_eos=True)
+    harness.run()
+    harness.check()
+
+
+def test_one_request_that_needs_every_block_among_others():
+    harness = Harness(limits(**TINY))
+    for seed in range(4):
+        harness.add(prompt(3, seed), max_tokens=20, ignore_eos=True)
+    big = harness.add(prompt(20, seed=9), max_tokens=4, ignore_eos=True)
+    harness.run()
+    harness.check()
+    assert len(harness.streams[big].tokens) == 4
+
+
+def test_a_budget_of_one_token_with_memory_for_one_request():
+    harness = Harness(limits(**{**TINY, "max_num_batched_tokens": 1}), PriorityQueue())
+    for priority in (3, 2, 1):
+        harness.add(prompt(9, priority), max_tokens=14, ignore_eos=True, priority=priority)
+        for _ in range(12):
+            harness.step()
+    harness.run()
+    harness.check()
+
+
+def test_admission_leaves_running_requests_room_to_grow():
+    harness = Harness(limits(**{**TINY, "num_blocks": 8, "max_model_len": 32}))
+    harness.add(prompt(15, 1), max_tokens=10, ignore_eos=True)
+    harness.step()
+    # 4 blocks are taken; 4 are free, but one of them is the first request's to grow into.
+    harness.add(prompt(16, 2), max_tokens=3, ignore_eos=True)
+    harness.step()
+    assert harness.scheduler.statistics().waiting == 1
+    harness.run()
+    harness.check()
+    assert harness.scheduler.statistics().preemptions == 0
+
+
+def test_a_waiting_request_is_let_in_when_its_beginning_becomes_findable():
+    harness = Harness(limits(num_blocks=8, block_size=4, max_model_len=32))
+    harness.add(prompt(20), max_tokens=10, ignore_eos=True)
+    sharer = harness.add(prompt(20), max_tokens=3, ignore_eos=True)
+    harness.step()
+    # Alone it would need 5 blocks where 3 are left; sharing 4, it needs one.
+    assert harness.scheduler.statistics().waiting == 1
+    harness.step()
+    assert harness.scheduler.statistics().waiting == 0
+    harness.run()
+    assert harness.streams[sharer].cached == 16
+    harness.check()
+
+
+def test_a_request_cut_short_of_memory_is_not_crowded_out_of_the_budget():
+    # The big one gets one block of the two it asks for, then `low` gives way and leaves many free. Were the
+    # small ones let in at once, the big one and two of them would leave the third nothing of the next budget.
+    harness = Harness(
+        limits(num_blocks=56, block_size=1, max_num_batched_tokens=6, long_prefill_token_threshold=2),
+        PriorityQueue(),
+    )
+    harness.add(prompt(40, 1), max_tokens=4, priority=0)
+    low = harness.add(prompt(14, 2), max_tokens=30, priority=5, ignore_eos=True)
+    harness.step()
+    for seed in (3, 4, 5):
+        harness.add(prompt(4, seed), max_tokens=4, priority=3)
+    while not harness.scheduler.statistics().preemptions:
+        harness.step()
+    assert len(harness.streams[low].tokens) == 10
+    harness.run()
+    harness.check()
+
+
+def test_a_prefill_under_way_is_promised_the_rest_of_its_blocks():
+    harness = Harness(limits(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8))
+    harness.add(prompt(24, 1), max_tokens=2, ignore_eos=True)
+    harness.step()
+    # 6 blocks are free, but 4 of them are for the rest of the prompt, and one to grow into.
+    harness.add(prompt(8, 2), max_tokens=2, ignore_eos=True)
+    harness.step()
+    assert harness.scheduler.statistics().waiting == 1
+    harness.run()
+    harness.check()
+    assert harness.scheduler.statistics().preemptions == 0
+
+
+def test_after_a_preemption_a_small_and_important_request_still_gets_in():
+    harness = Harness(limits(**TINY), PriorityQueue())
+    harness.add(prompt(4, 1), max_tokens=18, priority=0, ignore_eos=True)
+    harness.add(prompt(4, 2), max_tokens=18, priority=5, ignore_eos=True)
+    while not harness.scheduler.statistics().preemptions:
+        harness.step()
+    # From here on the first decodes alone, and every step is the same as the one before.
+    harness.step()
+    harness.step()
+    assert harness.diffs[-1].slots is None
+    small = harness.add(prompt(2, 3), max_tokens=1, priority=1)
+    harness.step()
+    assert harness.streams[small].finish
+    harness.run()
+    harness.check()

@@ -1,0 +1,161 @@
+"""Any sequence of requests, steps and aborts, against a worker that checks each access to the KV cache.
+
+Whatever happens to a request on its way (chunks, prefix hits, preemption, neighbours), its tokens are those
+that it gets alone; nothing leaks; everybody finishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import event, given, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from scheduler_harness import EOS, Harness, alone, prompt
+
+from streamserve.engine.scheduler import SchedulerLimits
+from streamserve.engine.scheduler.policy import FcfsQueue, PriorityQueue
+from streamserve.errors import RequestFailed
+from streamserve.sampling import SamplingParams
+
+QUEUES = st.sampled_from([FcfsQueue, PriorityQueue])
+
+
+@st.composite
+def sizes(draw):
+    """Limits with memory for one request of full length, and not for many more."""
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    max_model_len = draw(st.integers(12, 40))
+    return SchedulerLimits(
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.integers(1, 32)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 2, 4, 7])),
+        num_blocks=-(-max_model_len // block_size) + draw(st.integers(-1, 8)),
+        block_size=block_size,
+        max_model_len=max_model_len,
+        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        eos_token_ids=draw(st.sampled_from([(EOS,), (EOS, EOS + 3), ()])),
+    )
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request to come."""
+
+    tokens: list[int]
+    params: SamplingParams
+    num_output: int
+    frontend: int
+    priority: int
+
+
+@st.composite
+def wishes(draw):
+    """Prompts are beginnings of two long texts, some with an end of their own."""
+    beginning = prompt(draw(st.integers(1, 20)), draw(st.integers(0, 1)))
+    max_tokens = draw(st.integers(1, 24))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(st.sampled_from([(), (), (11,), (11, 20, 33)])),
+    )
+    return Wish(
+        tokens=beginning + prompt(draw(st.sampled_from([0, 0, 1, 6])), draw(st.integers(2, 4))),
+        params=params,
+        num_output=draw(st.sampled_from([0, 0, 0, 1, 4])),
+        frontend=draw(st.integers(0, 1)),
+        priority=draw(st.integers(-1, 1)),
+    )
+
+
+def add(harness: Harness, wish: Wish) -> None:
+    """Adds the request, or sees it refused for a reason."""
+    limits, tokens = harness.limits, wish.tokens
+    output = alone(tokens, len(tokens), wish.params, limits)[0][:-1][: wish.num_output]
+    most = min(len(tokens) + wish.params.max_tokens, limits.max_model_len)
+    possible = len(tokens) + len(output) < most <= limits.num_blocks * limits.block_size + 1
+    try:
+        harness.add_with(tokens, wish.params, output=output, frontend=wish.frontend, priority=wish.priority)
+    except RequestFailed:
+        assert not possible
+    else:
+        assert possible
+
+
+def finish(harness: Harness) -> None:
+    """Runs to the end and checks everything."""
+    harness.run()
+    harness.check()
+    statistics = harness.scheduler.statistics()
+    note(str(statistics))
+    event("preempted" if statistics.preemptions else "not preempted")
+    event("hits" if statistics.prefix_hits else "no hits")
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(limits=sizes(), make_queue=QUEUES, first=st.lists(wishes(), max_size=6))
+    def start(self, limits, make_queue, first):
+        self.harness = Harness(limits, make_queue())
+        self.add(first)
+
+    @rule(more=st.lists(wishes(), min_size=1, max_size=4))
+    def add(self, more):
+        for wish in more:
+            add(self.harness, wish)
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count):
+        for _ in range(count):
+            self.harness.step()
+
+    @rule(wish=wishes())
+    def step_while_one_comes(self, wish):
+        self.harness.step(lambda: add(self.harness, wish))
+
+    @rule(which=st.integers(0, 1000))
+    def step_while_one_goes(self, which):
+        self.harness.step(lambda: self.abort(which))
+
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which):
+        if self.harness.streams:
+            self.harness.abort(which % len(self.harness.streams))
+
+    @rule(frontend=st.integers(0, 1), sure=st.sampled_from([False, False, True]))
+    def abort_frontend(self, frontend, sure):
+        if sure:
+            theirs = [stream for stream in self.harness.streams.values() if stream.frontend == frontend]
+            live = [stream for stream in theirs if stream.is_live]
+            assert self.harness.scheduler.abort_frontend(frontend) == len(live)
+            for stream in live:
+                stream.aborted = True
+
+    @rule()
+    def reset_prefix_cache(self):
+        assert self.harness.scheduler.reset_prefix_cache() == self.harness.limits.enable_prefix_caching
+
+    @invariant()
+    def whole(self):
+        self.harness.scheduler.check_integrity()
+        statistics = self.harness.scheduler.statistics()
+        num_live = sum(stream.is_live for stream in self.harness.streams.values())
+        assert statistics.running + statistics.waiting == num_live
+        assert statistics.running <= self.harness.limits.max_num_seqs
+
+    def teardown(self):
+        if hasattr(self, "harness"):
+            finish(self.harness)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(limits=sizes(), make_queue=QUEUES, crowd=st.lists(wishes(), min_size=2, max_size=14))
+def test_a_crowd_at_once(limits, make_queue, crowd):
+    harness = Harness(limits, make_queue())
+    for wish in crowd:
+        add(harness, wish)
+    finish(harness)

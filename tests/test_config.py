@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from streamserve import config
+from streamserve.config import Config, parse_bytes, parse_count
+from streamserve.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(flags: str = "", environ: dict[str, str] | None = None) -> Config:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    return config.load(parser.parse_args(flags.split()), environ or {})
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load() == Config()
+
+
+@pytest.mark.parametrize(
+    ("in_file", "in_environment", "as_flag", "expected"),
+    [
+        (False, False, False, 8000),
+        (True, False, False, 1),
+        (True, True, False, 2),
+        (True, True, True, 3),
+        (False, True, False, 2),
+        (True, False, True, 3),
+    ],
+)
+def test_the_flag_wins_over_the_variable_over_the_file(
+    tmp_path: Path, in_file: bool, in_environment: bool, as_flag: bool, expected: int
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("port: 1\n" if in_file else "")
+    environ = {"STREAMSERVE_PORT": "2"} if in_environment else {}
+    flags = f"--config {path}" + (" --port 3" if as_flag else "")
+    assert load(flags, environ).server.port == expected
+
+
+def test_a_flag_of_false_or_zero_wins_too() -> None:
+    environ = {"STREAMSERVE_ENABLE_PREFIX_CACHING": "true", "STREAMSERVE_PORT": "9"}
+    loaded = load("--no-enable-prefix-caching --port 0", environ)
+    assert not loaded.cache.enable_prefix_caching
+    assert loaded.server.port == 0
+
+
+def test_the_file_can_be_named_by_a_variable_and_its_keys_written_like_flags(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max-num-seqs: 8\nkv_cache_memory: 2G\nenable_prefix_caching: off\nseed:\nmodel: tiny\n")
+    loaded = load("", {"STREAMSERVE_CONFIG": str(path)})
+    assert loaded.scheduler.max_num_seqs == 8
+    assert loaded.cache.kv_cache_memory == 2 * 2**30
+    assert not loaded.cache.enable_prefix_caching
+    assert loaded.model.seed is None
+    assert loaded.model.model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "words"),
+    [
+        ("--port x", {}, ("--port", "'x'")),
+        ("--port -1", {}, ("--port", "minimum of 0")),
+        ("--dtype int3", {}, ("--dtype", "int3", "bfloat16")),
+        ("--kv-cache-memory 4X", {}, ("--kv-cache-memory", "4X")),
+        ("--max-num-seqs 0", {}, ("--max-num-seqs", "minimum of 1")),
+        ("--drain-timeout nan", {}, ("--drain-timeout", "'nan'")),
+        ("--startup-timeout inf", {}, ("--startup-timeout", "'inf'")),
+        (f"--kv-cache-memory {'9' * 400}", {}, ("--kv-cache-memory",)),
+        ("", {"STREAMSERVE_PORT": ""}, ("STREAMSERVE_PORT", "whole number")),
+        ("", {"STREAMSERVE_ENABLE_PREFIX_CACHING": "maybe"}, ("STREAMSERVE_ENABLE_PREFIX_CACHING", "maybe")),
+        ("", {"STREAMSERVE_DEVICE": "abacus"}, ("STREAMSERVE_DEVICE", "abacus", "cpu")),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_it_was_given_under(
+    flags: str, environ: dict[str, str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environ)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: many", ("port in the configuration file", "many")),
+        ("port: [1, 2]", ("port in the configuration file", "one value")),
+        ("prot: 1\nhots: x", ("unknown options", "hots, prot")),
+        ("- port", ("mapping",)),
+        ("port: {", ("not valid YAML",)),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(f"--config {path}")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(f"--config {tmp_path / 'none.yaml'}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("17", 17), ("4G", 4 * 2**30), ("512MiB", 512 * 2**20), ("1.5k", 1536), ("2 tb", 2 * 2**40)],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("4096", 4096), ("8k", 8000), ("1.5M", 1_500_000)])
+def test_counts(text: str, value: int) -> None:
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "G", "4 apples", "1e3", "0x10"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_bytes(text)
+    with pytest.raises(ValueError):
+        parse_count(text)
+
+
+def test_it_survives_the_way_to_a_child_process() -> None:
+    loaded = load("some/model --port 0 --kv-cache-memory 1G --no-enable-prefix-caching")
+    assert Config.from_dict(loaded.to_dict()) == loaded
+
+
+def test_defaults_are_within_their_own_limits() -> None:
+    for section in fields(Config):
+        for item in fields(type(getattr(Config(), section.name))):
+            choices, minimum = item.metadata["choices"], item.metadata["minimum"]
+            if item.default is not None and choices:
+                assert item.default in choices, item.name
+            if item.default is not None and minimum is not None:
+                assert item.default >= minimum, item.name
+
+
+def test_every_option_is_documented_and_the_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page == config.page(), "run: python -m streamserve.config > docs/configuration.md"
+    for section in fields(Config):
+        for item in fields(type(getattr(Config(), section.name))):
+            assert f"`STREAMSERVE_{item.name.upper()}`" in page
+            assert item.metadata["help"].rstrip().endswith("."), item.name
