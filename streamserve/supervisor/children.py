@@ -13,8 +13,8 @@ from streamserve.bootstrap import Bootstrap
 from streamserve.supervisor.reports import Report, ReportDecoder
 
 _READ_BYTES = 65536
-# OpenMP's idle threads otherwise spin for the next parallel region. On a machine whose cores are also wanted by
-# the frontend or anybody else, that makes a step of the model many times slower. The operator's own value wins.
+# OpenMP's idle threads otherwise spin for the next parallel region. On a machine whose cores are wanted by
+# anybody else (the frontend, say), that makes a step many times slower. The operator's own value wins.
 _CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -121,8 +121,8 @@ def spawn(name: str, module: str, bootstrap: Bootstrap, reports_fd: int) -> Chil
 @contextlib.contextmanager
 def _inherit_blocked(numbers: set[signal.Signals]) -> Iterator[None]:
     # A terminal's Ctrl-C goes to the whole process group, and so may a service manager's SIGTERM. Blocked in
-    # the children, whatever handlers their libraries install, they reach the supervisor alone, which then
-    # stops them in order (STOP_ORDER). One that arrives in here is not lost: it comes at the end of the block.
+    # the children, whatever handlers their libraries install, they reach the supervisor alone, which
+    # stops them in order (STOP_ORDER). One that arrives in here is not lost: it comes after the block.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

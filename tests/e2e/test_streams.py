@@ -15,7 +15,7 @@ COMPLETIONS = "/v1/completions"
 
 def statistics(server):
     """What the engine last said of itself."""
-    return httpx.get(f"{server.url}/health", timeout=300).json()
+    return httpx.get(f"{server.url}/load", timeout=300).json()
 
 
 def wait_idle(server):

@@ -1,0 +1,1 @@
+"""The HTTP face: routes, request schema, responses, errors."""

@@ -1,0 +1,1 @@
+"""Text to token ids and back: pure, with no socket, clock or event loop inside."""

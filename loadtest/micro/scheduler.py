@@ -1,0 +1,165 @@
+"""What the scheduler costs: a steady decode step at three batch sizes, a block at two pool sizes.
+
+`python -m loadtest.micro.scheduler`
+
+The worker is an array of made-up tokens, so that all the time is the scheduler's. A decode step is timed over
+whole turns of `block_size` steps, in which every request fills one block and takes another: that is the part
+which grows with the number of requests; the rest is vector operations. Sizes run in turns, and the best of
+all rounds counts, so that other programs on the machine disturb it less.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from streamserve.engine.scheduler import Request, Scheduler, SchedulerLimits
+from streamserve.engine.scheduler.blocks import BlockPool
+from streamserve.engine.scheduler.prefix import PrefixCache
+from streamserve.engine.step import StepResult
+from streamserve.hashing import BlockHasher
+from streamserve.messages import AddRequest
+from streamserve.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 4096
+BATCHES = (64, 256, 1024)
+POOLS = (1_000, 1_000_000)
+ROUNDS = 25
+# A request's worth of blocks.
+CYCLE_BLOCKS = 250
+MOST_POOL_RATIO = 1.3
+
+
+class SteadyDecode:
+    """`num_seqs` requests that decode on and on.
+
+    Args:
+        num_seqs: requests.
+        enable_prefix_caching: whether the blocks they fill are hashed.
+    """
+
+    def __init__(self, num_seqs: int, *, enable_prefix_caching: bool) -> None:
+        self._scheduler = Scheduler(
+            SchedulerLimits(
+                max_num_seqs=num_seqs,
+                max_num_batched_tokens=num_seqs * BLOCK_SIZE,
+                long_prefill_token_threshold=0,
+                num_blocks=num_seqs * (MAX_MODEL_LEN // BLOCK_SIZE),
+                block_size=BLOCK_SIZE,
+                max_model_len=MAX_MODEL_LEN,
+                enable_prefix_caching=enable_prefix_caching,
+                eos_token_ids=(2,),
+            ),
+            BlockHasher(b"b" * 32, BLOCK_SIZE),
+        )
+        rng = np.random.default_rng(0)
+        params = SamplingParams(max_tokens=MAX_MODEL_LEN)
+        for stream in range(num_seqs):
+            # As many requests stand at each place of their block.
+            tokens = rng.integers(3, 1000, 1 + stream % BLOCK_SIZE, dtype=np.int32)
+            self._scheduler.add(Request(0, AddRequest(stream, 0, tokens, len(tokens), params, [])))
+        self._slots: npt.NDArray[np.int32] | None = None
+        self._token_ids = rng.integers(3, 1000, num_seqs, dtype=np.int32)
+        self.turn()
+
+    def turn(self) -> float:
+        """Seconds of `schedule` and `settle` for a step, over one turn."""
+        began = time.perf_counter()
+        for _ in range(BLOCK_SIZE):
+            diff = self._scheduler.schedule()
+            assert diff is not None
+            if diff.slots is not None:
+                self._slots = diff.slots
+            assert self._slots is not None
+            self._scheduler.settle(StepResult(diff.step, self._slots, self._token_ids))
+        return (time.perf_counter() - began) / BLOCK_SIZE
+
+
+class PoolCycle:
+    """Takes a request's worth of blocks and gives it back.
+
+    Args:
+        num_blocks: size of the pool.
+        findable: whether each block is put into the prefix cache, so that all blocks of the pool get their
+            turn, and each of them loses its old content first.
+    """
+
+    def __init__(self, num_blocks: int, *, findable: bool) -> None:
+        self._prefix = PrefixCache(num_blocks)
+        self._pool = BlockPool(num_blocks, self._prefix)
+        self._findable = findable
+        self._num_hashes = 0
+        for _ in range(num_blocks // CYCLE_BLOCKS if findable else 0):
+            self._cycle()
+
+    def turn(self) -> float:
+        """Seconds for a block, over 16 requests."""
+        began = time.perf_counter()
+        for _ in range(16):
+            self._cycle()
+        return (time.perf_counter() - began) / (16 * CYCLE_BLOCKS)
+
+    def _cycle(self) -> None:
+        blocks = self._pool.allocate(CYCLE_BLOCKS)
+        if self._findable:
+            for block in blocks:
+                self._num_hashes += 1
+                self._prefix.insert(self._num_hashes.to_bytes(16, "little"), block)
+        for block in reversed(blocks):
+            self._pool.free(block)
+
+
+def best_in_turns(turns: Mapping[int, Callable[[], float]]) -> dict[int, float]:
+    """The least of what each returns, called in turns."""
+    best = dict.fromkeys(turns, float("inf"))
+    for _ in range(ROUNDS):
+        for size, turn in turns.items():
+            best[size] = min(best[size], turn())
+    return best
+
+
+def growth(best: Mapping[int, float]) -> float:
+    """How many times the smallest size's time the largest one takes."""
+    return best[max(best)] / best[min(best)]
+
+
+def report_steps(*, enable_prefix_caching: bool) -> None:
+    """Prints the time of a step at each batch size."""
+    turns = {size: SteadyDecode(size, enable_prefix_caching=enable_prefix_caching).turn for size in BATCHES}
+    best = best_in_turns(turns)
+    name = "on" if enable_prefix_caching else "off"
+    print(f"schedule() + settle(), steady decode, prefix caching {name}")
+    for size, seconds in best.items():
+        print(f"  {size:>9,} requests {seconds * 1e6:8.1f} us/step {seconds / size * 1e9:8.1f} ns/request")
+    print(f"  {max(best) // min(best)}x the requests: {growth(best):.1f}x the time")
+
+
+def report_pool(*, findable: bool) -> float:
+    """Prints the time of a block at each pool size; how it grows."""
+    best = best_in_turns({size: PoolCycle(size, findable=findable).turn for size in POOLS})
+    print(f"allocate + {'insert + forget + ' if findable else ''}free")
+    for size, seconds in best.items():
+        print(f"  {size:>9,} blocks   {seconds * 1e9:8.1f} ns/block")
+    print(f"  {max(best) // min(best)}x the blocks: {growth(best):.2f}x the time")
+    return growth(best)
+
+
+def main() -> int:
+    """Prints the tables; 1 if the pool's cost grows with its size."""
+    for enable_prefix_caching in (True, False):
+        report_steps(enable_prefix_caching=enable_prefix_caching)
+    ratio = report_pool(findable=False)
+    # Not judged: a million hashes in random places are far more than the processor's caches hold.
+    report_pool(findable=True)
+    passed = ratio <= MOST_POOL_RATIO
+    print("PASS" if passed else "FAIL", f"(bar: pool at most {MOST_POOL_RATIO}x)")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""How many tokens a second one frontend process turns into SSE events.
+
+`python -m loadtest.micro.sse`
+
+The whole path of a token through a frontend: step frame in the ring → pump → mailbox → detokeniser → chunk →
+response → HTTP chunk, into a transport that only counts. The engine is a loop that sends the next step when
+every stream has written out the last one, so no two tokens are ever merged into one event. A second figure
+has a reply in one piece and no event at all: what the ring, the pump and the tasks cost alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import uvicorn
+import uvloop
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from uvicorn.server import ServerState
+
+from streamserve.frontend.api.app import build_app
+from streamserve.frontend.api.parameters import SamplingDefaults
+from streamserve.frontend.api.service import Service
+from streamserve.frontend.client import EngineClient, Generation
+from streamserve.frontend.limits import Admission
+from streamserve.frontend.mailbox import StreamTable
+from streamserve.frontend.protocol import LimitedHttpProtocol
+from streamserve.frontend.pump import Pump
+from streamserve.frontend.sender import Sender
+from streamserve.frontend.text.detokenize import Detokenizers
+from streamserve.frontend.text.template import CHATML, ChatTemplate
+from streamserve.frontend.text.tokenize import PromptTokenizer
+from streamserve.ipc.board import EngineState, StatusBoard
+from streamserve.ipc.doorbell import Doorbell
+from streamserve.ipc.ring import RingReader, RingWriter, format_ring, ring_bytes
+from streamserve.ipc.segment import Segment
+from streamserve.messages import Finish, Kind, StepTokens, decode_add, encode_json, encode_step
+from streamserve.sampling import SamplingParams
+
+NUM_STREAMS = 64
+NUM_STEPS = 400
+NUM_ROUNDS = 5
+RING_CAPACITY = 1 << 20
+TEXT = "the quick brown fox jumps over the lazy dog, and then some more words of no great meaning"
+EPOCH = 1
+
+
+class NullTransport(asyncio.Transport):
+    """Counts what would go to the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_writes = 0
+        self.num_bytes = 0
+
+    def write(self, data: Any) -> None:
+        """Hot: once an event."""
+        self.num_writes += 1
+        self.num_bytes += len(data)
+
+    def is_closing(self) -> bool:
+        """It never is."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+    def pause_reading(self) -> None:
+        """Nothing comes."""
+
+    def resume_reading(self) -> None:
+        """Nothing comes."""
+
+
+class Bench:
+    """A frontend and the engine's ends of its rings, in one process."""
+
+    def __init__(self) -> None:
+        tokenizer = _make_tokenizer()
+        self._words = tokenizer.encode(TEXT).ids
+        segments = [Segment.create("bench", ring_bytes(RING_CAPACITY)) for _ in range(2)]
+        for segment in segments:
+            format_ring(segment.view, RING_CAPACITY)
+        requests, deltas = (segment.view for segment in segments)
+        frontend_bell, engine_bell = Doorbell.create(), Doorbell.create()
+        board = StatusBoard.create()
+        board.publish(EPOCH, EngineState.READY)
+        self._requests = RingReader(requests, frontend_bell)
+        self._deltas = RingWriter(deltas, frontend_bell)
+        sender, self._streams = Sender(RingWriter(requests, engine_bell)), StreamTable()
+        pump = Pump(RingReader(deltas, engine_bell), sender, board, frontend_bell, self._streams)
+        self.client = EngineClient(pump, sender, self._streams, Admission(1024), 30.0)
+        service = Service(
+            client=self.client,
+            tokenizer=PromptTokenizer(tokenizer),
+            detokenizers=Detokenizers(tokenizer),
+            template=ChatTemplate(CHATML, {}),
+            defaults=SamplingDefaults(),
+            secret=bytes(32),
+            seeds=Random(0),
+            threads=ThreadPoolExecutor(1),
+            model_name="bench",
+            created_s=0,
+            max_body_bytes=1 << 20,
+            ping_interval_s=15.0,
+        )
+        self._server = uvicorn.Config(build_app(service), log_config=None, access_log=False, lifespan="off")
+        self._server.load()
+
+    def hello(self) -> None:
+        """Says what an engine says when it is ready."""
+        facts = {
+            "epoch": EPOCH,
+            "model": "bench",
+            "max_model_len": 1 << 20,
+            "vocab_size": 400,
+            "block_size": 16,
+            "num_blocks": 1 << 20,
+            "kv_capacity_tokens": 1 << 24,
+            "max_num_seqs": NUM_STREAMS,
+            "max_num_batched_tokens": 512,
+            "enable_prefix_caching": True,
+            "eos_token_ids": [0],
+        }
+        assert self._deltas.try_push(Kind.HELLO, encode_json(EPOCH, facts))
+
+    async def receive_adds(self) -> np.ndarray[Any, Any]:
+        """The stream numbers of all requests, once they are here."""
+        streams: list[int] = []
+        while len(streams) < NUM_STREAMS:
+            await asyncio.sleep(0)
+            for kind, payload in self._requests.read():
+                if kind == Kind.ADD:
+                    streams.append(decode_add(payload).stream)
+            self._requests.release()
+        return np.array(streams, dtype="<u8")
+
+    def send_step(self, streams: np.ndarray[Any, Any], step: int, finish: Finish = Finish.NONE) -> None:
+        """One token for each stream."""
+        token = self._words[step % len(self._words)]
+        counts = np.ones(len(streams), "<u4")
+        finishes = np.full(len(streams), finish, "u1")
+        out = StepTokens(step, streams, counts, finishes, np.full(len(streams), token, "<i4"))
+        assert self._deltas.try_push(Kind.STEP, encode_step(EPOCH, out))
+
+    async def events(self) -> float:
+        """Tokens a second, as SSE chat streams through uvicorn's HTTP protocol."""
+        state = ServerState()
+        body = orjson.dumps(
+            {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 1 << 19}
+        )
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        transports = []
+        for _ in range(NUM_STREAMS):
+            protocol = LimitedHttpProtocol(config=self._server, server_state=state, app_state={})
+            transports.append(NullTransport())
+            protocol.connection_made(transports[-1])
+            protocol.data_received(head + body)
+        streams = await self.receive_adds()
+        rate = await self._run(streams, lambda: sum(transport.num_writes for transport in transports))
+        await _until(lambda: not state.tasks)
+        return rate
+
+    async def deltas(self) -> float:
+        """Tokens a second, taken from `EngineClient.generate` and counted."""
+        num_tokens = 0
+
+        async def consume() -> None:
+            nonlocal num_tokens
+            generation = Generation(np.zeros(8, np.int32), SamplingParams(1 << 19))
+            async with aclosing(self.client.generate(generation)) as deltas:
+                async for delta in deltas:
+                    num_tokens += len(delta.tokens)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(NUM_STREAMS):
+                group.create_task(consume())
+            streams = await self.receive_adds()
+            return await self._run(streams, lambda: num_tokens)
+
+    async def _run(self, streams: np.ndarray[Any, Any], count: Callable[[], int]) -> float:
+        """Steps in lock-step with the consumers; `count` grows by one for each token that is through."""
+        # The first step also makes headers and role chunks.
+        self.send_step(streams, 0)
+        await _until(lambda: count() >= NUM_STREAMS and not self.client.admission.waiting)
+        await asyncio.sleep(0.01)
+        start_count = count()
+        begin = time.perf_counter()
+        for step in range(1, NUM_STEPS + 1):
+            self.send_step(streams, step)
+            goal = start_count + step * NUM_STREAMS
+            while count() < goal:  # noqa: ASYNC110  (polled on purpose: nothing else is to be measured)
+                await asyncio.sleep(0)
+        seconds = time.perf_counter() - begin
+        self.send_step(streams, 0, Finish.LENGTH)
+        await _until(lambda: not self._streams)
+        return NUM_STEPS * NUM_STREAMS / seconds
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  (as above)
+        await asyncio.sleep(0)
+
+
+def _make_tokenizer() -> Any:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return tokenizer
+
+
+async def _measure() -> None:
+    bench = Bench()
+    bench.client.start()
+    bench.hello()
+    await _until(lambda: bench.client.is_healthy)
+    events: list[float] = []
+    deltas: list[float] = []
+    for _ in range(NUM_ROUNDS):
+        gc.collect()
+        deltas.append(await bench.deltas())
+        events.append(await bench.events())
+    bench.client.stop()
+    machine = f"{platform.machine()}, Python {platform.python_version()}"
+    print(f"{machine}, {NUM_STREAMS} streams, {NUM_ROUNDS} rounds")
+    for name, rates in (("SSE events", events), ("deltas", deltas)):
+        median = statistics.median(rates)
+        print(
+            f"{name:>10}: {median:9,.0f} tokens/s (from {min(rates):,.0f} to {max(rates):,.0f}), "
+            f"{1e6 / median:.1f} µs each"
+        )
+
+
+def main() -> None:
+    """Prints both figures."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_measure())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Request bodies as pydantic models. Types are strict: `"5"` and `true` are no numbers."""

@@ -1,0 +1,83 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from streamserve.frontend.api.schema.common import GenerationRequest, Schema
+
+
+class TextPart(Schema):
+    """One text among the parts of a message's content."""
+
+    type: Literal["text", "input_text"]
+    text: str
+
+
+def _branch(content: Any) -> str:
+    return "~text" if isinstance(content, str) else "~parts"
+
+
+Content = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[TextPart], Tag("~parts")], Discriminator(_branch)
+]
+
+
+class Message(Schema):
+    """One turn. What else it carries (a name, tool calls) goes to the template as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[str, Field(min_length=1)]
+    content: Content | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The form that chat templates expect: content is one text."""
+        message = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        content = self.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content or ())
+        message.update(role=self.role, content=content)
+        if isinstance(message.get("tool_calls"), list):
+            message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+        return message
+
+
+class ChatRequest(GenerationRequest):
+    """A conversation to go on with."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def num_chars(self) -> int:
+        """Characters of text in all messages."""
+        return sum(
+            len(message.content)
+            if isinstance(message.content, str)
+            else sum(len(part.text) for part in message.content or ())
+            for message in self.messages
+        )
+
+    def limit(self) -> tuple[int | None, str]:
+        """The number of tokens asked for, and the field that asks for it; the newer field wins."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """The API has a call's arguments as JSON text, templates want the object; other text stays as it is."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError:
+        return call
+    return {**call, "function": {**function, "arguments": parsed}}

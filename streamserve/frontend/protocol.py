@@ -1,0 +1,111 @@
+"""uvicorn's HTTP protocol with limits on the request head, and a way to drop a connection.
+
+The parser itself puts no bound on header lines or on the time they take, so one connection could hold any
+amount of memory. Everything behind the head (body size and time, slow readers) is limited by the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from streamserve.frontend.api.problems import Problem
+from streamserve.frontend.api.sse import ABORT_EXTENSION
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 30.0
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Bytes of the head that is arriving; None between its end and the next one's beginning.
+        self._head_bytes: int | None = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection is open; its first request's head must come soon."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        super().data_received(data)
+        if self._head_bytes is None or self.transport.is_closing():
+            return
+        # Between two requests of a kept connection nothing has come, and uvicorn's own timer runs.
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "The request's headers are too large.")
+
+    def on_message_begin(self) -> None:
+        """A request's first byte came."""
+        super().on_message_begin()
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._start_head_timer()
+        extensions: dict[str, Any] = {ABORT_EXTENSION: {"call": self.transport.abort}}
+        self.scope["extensions"] = extensions
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request's target came."""
+        super().on_url(url)
+        self._check(len(self.url) <= MAX_HEAD_BYTES)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header came."""
+        super().on_header(name, value)
+        self._check(len(self.headers) <= MAX_HEADERS)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._check(sum(len(name) + len(value) for name, value in self.headers) <= MAX_HEAD_BYTES)
+        self._head_bytes = None
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP, or a head that is over a limit, and closes."""
+        if not self.transport.is_closing():
+            self._refuse(400, msg)
+
+    def _check(self, is_within_limits: bool) -> None:
+        if not is_within_limits:
+            self._refuse(431, "The request's headers are too large.")
+            raise httptools.HttpParserError("head over a limit")
+
+    def _refuse(self, status: int, message: str) -> None:
+        phrase = HTTPStatus(status).phrase
+        code = phrase.lower().replace(" ", "_")
+        body = Problem(status, "invalid_request_error", code, message).encode()
+        head = (
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, "The request's headers took too long to arrive.")

@@ -1,0 +1,290 @@
+"""The frontend's end of the channel to the engine: drains the delta ring, keeps the engine's pulse.
+
+One doorbell wakes the frontend for everything: deltas, room in the request ring, a change on the status
+board. All of this runs in callbacks of the event loop; there is no task that could be forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from streamserve.errors import EngineUnavailable
+from streamserve.frontend.mailbox import StreamTable
+from streamserve.frontend.sender import Sender
+from streamserve.ipc.board import EngineState
+from streamserve.messages import Kind, decode_call, decode_json, decode_step, encode_call, epoch_of
+
+logger = logging.getLogger(__name__)
+
+PULSE_INTERVAL_S = 0.25
+PING_AFTER_S = 1.0
+# Reads before the loop may run other work. A read takes up to 256 frames.
+READS_PER_WAKE = 4
+
+
+class Reader(Protocol):
+    """The consumer's side of a ring (streamserve.ipc.ring.RingReader)."""
+
+    def read(self, limit: int = 256) -> list[tuple[int, memoryview]]:
+        """Whole messages, as views that are valid until `release()`."""
+
+    def release(self) -> None:
+        """Gives the room of all that was read back."""
+
+    def arm(self) -> bool:
+        """Asks to be woken by the next message; False if there is one now."""
+
+    def disarm(self) -> None:
+        """Takes that back."""
+
+
+class Bell(Protocol):
+    """What wakes this process (streamserve.ipc.doorbell.Doorbell)."""
+
+    def fileno(self) -> int:
+        """Readable when it rings."""
+
+    def clear(self) -> None:
+        """Silences it until it rings again."""
+
+
+class Board(Protocol):
+    """What the supervisor says about the engine (streamserve.ipc.board.StatusBoard)."""
+
+    def read(self) -> tuple[int, EngineState]:
+        """`(epoch, state)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine says about itself when it is ready (the HELLO frame)."""
+
+    epoch: int
+    model: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    kv_capacity_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, hello: dict[str, Any]) -> EngineFacts:
+        """From the frame's body; fields of a later version are ignored."""
+        known = {item.name: hello[item.name] for item in fields(cls)}
+        return cls(**{**known, "eos_token_ids": tuple(hello["eos_token_ids"])})
+
+
+class Pulse:
+    """When an engine was last heard, and when to ask whether it lives. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._heard_s = -math.inf
+        self._asked_s = -math.inf
+
+    def heard(self, now_s: float) -> None:
+        """Something came from the engine."""
+        self._heard_s = now_s
+
+    def silence_s(self, now_s: float) -> float:
+        """Seconds since then."""
+        return now_s - self._heard_s
+
+    def ask(self, now_s: float) -> bool:
+        """Whether to ask now. One question at a time: a stuck engine's ring is not filled with them."""
+        is_open = self._asked_s > self._heard_s
+        if is_open or self.silence_s(now_s) < PING_AFTER_S:
+            return False
+        self._asked_s = now_s
+        return True
+
+
+class Pump:
+    """Routes what comes from the engine.
+
+    Args:
+        reader: consumer's side of the delta ring.
+        sender: the request ring's only writer.
+        board: the supervisor's status board.
+        bell: this frontend's doorbell.
+        streams: where the mailboxes are.
+
+    Attributes:
+        engine: the engine that serves now, or None while there is none.
+        gauges: the newest STATS body.
+    """
+
+    def __init__(
+        self, reader: Reader, sender: Sender, board: Board, bell: Bell, streams: StreamTable
+    ) -> None:
+        self.engine: EngineFacts | None = None
+        self.gauges: dict[str, Any] = {}
+        self._reader = reader
+        self._sender = sender
+        self._board = board
+        self._bell = bell
+        self._streams = streams
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._last_call = 0
+        self._pulse = Pulse()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begins to listen, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._bell.fileno(), self._wake)
+        self._beat()
+
+    def stop(self) -> None:
+        """Listens no more; live streams are failed."""
+        if self._loop is None:
+            return
+        self._loop.remove_reader(self._bell.fileno())
+        self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reader.disarm()
+        self._lose_engine("The server is shutting down.")
+
+    @property
+    def state(self) -> EngineState:
+        """What this frontend may expect of the engine: READY only once it has said HELLO."""
+        epoch, state = self._board.read()
+        if self.engine is None or epoch > self.engine.epoch:
+            return EngineState.STARTING if state is EngineState.READY else state
+        is_ending = epoch == self.engine.epoch and state in (EngineState.DRAINING, EngineState.DEAD)
+        return state if is_ending else EngineState.READY
+
+    def silence_s(self) -> float:
+        """Seconds since the engine was last heard."""
+        return self._pulse.silence_s(time.monotonic())
+
+    async def call(self, body: dict[str, Any]) -> Any:
+        """The engine's answer to a control call.
+
+        Raises:
+            EngineUnavailable: there is no engine, or it went away.
+        """
+        if self.engine is None or self._loop is None:
+            raise EngineUnavailable("The engine is not running.")
+        call_id = self._next_call_id()
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._replies[call_id] = reply
+        try:
+            self._sender.call(encode_call(self.engine.epoch, call_id, body))
+            return await reply
+        finally:
+            self._replies.pop(call_id, None)
+
+    def _next_call_id(self) -> int:
+        self._last_call = (self._last_call + 1) & 0xFFFFFFFF
+        return self._last_call
+
+    def _wake(self) -> None:
+        """The bell rang. Hot: at most once a step."""
+        if self._loop is None:
+            return
+        self._bell.clear()
+        self._reader.disarm()
+        self._sender.flush()
+        for _ in range(READS_PER_WAKE):
+            if not self._drain() and self._reader.arm():
+                break
+        else:
+            self._loop.call_soon(self._wake)
+        self._look_at_board()
+
+    def _drain(self) -> bool:
+        """Handles one read; False if there was nothing."""
+        messages = self._reader.read()
+        if not messages:
+            return False
+        try:
+            for kind, payload in messages:
+                self._handle(kind, payload)
+        finally:
+            self._reader.release()
+        self._pulse.heard(time.monotonic())
+        return True
+
+    def _handle(self, kind: int, payload: memoryview) -> None:
+        if kind == Kind.HELLO:
+            self._meet(EngineFacts.of(decode_json(payload)))
+        elif self.engine is None or epoch_of(payload) != self.engine.epoch:
+            # From an engine that is gone.
+            return
+        elif kind == Kind.STEP:
+            self._route(payload)
+        elif kind == Kind.STATS:
+            self.gauges = decode_json(payload)
+        elif kind == Kind.REPLY:
+            call_id, body = decode_call(payload)
+            reply = self._replies.get(call_id)
+            if reply is not None and not reply.done():
+                reply.set_result(body)
+
+    def _route(self, payload: memoryview) -> None:
+        """Hands each stream its tokens. Hot: once a step; a list index and a slice for each stream."""
+        step = decode_step(payload)
+        slots = self._streams.slots
+        num_slots = len(slots)
+        tokens = step.tokens.tolist()
+        cached: Sequence[int] | None = None if step.cached is None else step.cached.tolist()
+        at = 0
+        rows = zip(step.streams.tolist(), step.counts.tolist(), step.finish.tolist(), strict=True)
+        for row, (stream, count, finish) in enumerate(rows):
+            end = at + count
+            slot = stream & 0xFFFFFFFF
+            mailbox = slots[slot] if slot < num_slots else None
+            # Another generation, or nobody: the stream was aborted after the engine computed this.
+            if mailbox is not None and mailbox.stream == stream:
+                if cached is not None and cached[row]:
+                    mailbox.cached_tokens = cached[row]
+                mailbox.put(tokens[at:end], finish)
+            at = end
+
+    def _meet(self, engine: EngineFacts) -> None:
+        if self.engine is not None:
+            logger.warning("engine %d was replaced", self.engine.epoch)
+            self._lose_engine("The engine was restarted.")
+        logger.info("engine %d is ready: %s", engine.epoch, engine.model)
+        self.engine = engine
+        self._sender.reset(engine.epoch)
+
+    def _look_at_board(self) -> None:
+        epoch, state = self._board.read()
+        engine = self.engine
+        if engine is not None and (
+            epoch > engine.epoch or (epoch == engine.epoch and state is EngineState.DEAD)
+        ):
+            logger.warning("engine %d died with %d streams", engine.epoch, len(self._streams))
+            self._lose_engine("The engine died.")
+
+    def _lose_engine(self, why: str) -> None:
+        """Ends all that depends on the engine; the streams' aborts then have nowhere to go."""
+        self.engine = None
+        self.gauges = {}
+        self._sender.reset(0)
+        self._streams.fail_all(EngineUnavailable(why))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(EngineUnavailable(why))
+
+    def _beat(self) -> None:
+        """Looks round, and asks a silent engine whether it lives. Four times a second."""
+        if self._loop is None:
+            return
+        self._timer = self._loop.call_later(PULSE_INTERVAL_S, self._beat)
+        self._wake()
+        if self.engine is not None and self._pulse.ask(time.monotonic()):
+            self._sender.call(encode_call(self.engine.epoch, self._next_call_id(), {"method": "ping"}))

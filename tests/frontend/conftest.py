@@ -1,0 +1,491 @@
+"""A whole frontend in one process: the real application over real rings, and an engine that is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from streamserve.frontend.api.app import build_app
+from streamserve.frontend.api.parameters import SamplingDefaults
+from streamserve.frontend.api.service import Service
+from streamserve.frontend.client import EngineClient
+from streamserve.frontend.limits import Admission
+from streamserve.frontend.mailbox import StreamTable
+from streamserve.frontend.process import FrontendServer, build_server
+from streamserve.frontend.pump import Pump
+from streamserve.frontend.sender import Sender
+from streamserve.frontend.text.detokenize import Detokenizers
+from streamserve.frontend.text.template import CHATML, ChatTemplate
+from streamserve.frontend.text.tokenize import PromptTokenizer
+from streamserve.ipc.board import EngineState, StatusBoard
+from streamserve.ipc.doorbell import Doorbell
+from streamserve.ipc.ring import RingReader, RingWriter, format_ring, ring_bytes
+from streamserve.ipc.segment import Segment
+from streamserve.messages import (
+    AddRequest,
+    Finish,
+    Kind,
+    StepTokens,
+    decode_abort,
+    decode_add,
+    decode_call,
+    encode_call,
+    encode_json,
+    encode_step,
+    epoch_of,
+)
+
+WAIT_S = 60.0
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "one two three four five six seven eight nine ten",
+    "user assistant system hello world, how are you today?",
+    "def f():\n    return 1\n",
+]
+
+
+def byte_level_tokenizer() -> Any:
+    """A small byte-level BPE: every string can be encoded."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([AddedToken("日本", special=False), AddedToken("<tool>", special=False)])
+    return tokenizer
+
+
+def byte_fallback_tokenizer(*, strip: int = 1) -> Any:
+    """The SentencePiece kind: words with ▁ for a space, and a token for each byte."""
+    words = ["▁the", "▁", "▁fox", "a", "b", "▁▁", "é", "語", "▁a"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    vocab |= {word: 259 + index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if strip:
+        steps.append(decoders.Strip(" ", strip, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return byte_level_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def fallback_tokenizer() -> Any:
+    return byte_fallback_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def make_fallback_tokenizer() -> Callable[..., Any]:
+    return byte_fallback_tokenizer
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, tokenizer: Any) -> Path:
+    """What a frontend reads of a model."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+@dataclass(eq=False)
+class Running:
+    """A request in the fake engine."""
+
+    request: AddRequest
+    script: list[int]
+    num_sent: int = 0
+
+
+def echo(request: AddRequest) -> list[int]:
+    """The prompt again and again."""
+    return [int(token) for token in request.tokens]
+
+
+@dataclass
+class FakeEngine:
+    """Answers ADDs by a script, over real rings, on the test's own event loop.
+
+    Attributes:
+        script: output tokens of a request, repeated when they run out.
+        is_automatic: steps whenever there is something to run; else the test calls `step()`.
+    """
+
+    reader: RingReader
+    writer: RingWriter
+    bell: Doorbell
+    board: StatusBoard
+    facts: dict[str, Any]
+    script: Callable[[AddRequest], list[int]] = echo
+    is_automatic: bool = True
+    answers_pings: bool = True
+    tokens_per_step: int = 1
+    max_running: int = 64
+    cached_tokens: int = 0
+    adds: list[AddRequest] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    live: list[Running] = field(default_factory=list)
+    num_steps: int = 0
+    _waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _is_ticking: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return int(self.facts["epoch"])
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.bell.fileno(), self._wake)
+        self._wake()
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self.bell.fileno())
+            self._loop = None
+
+    def hello(self, **changes: Any) -> None:
+        self.facts.update(changes)
+        assert self.writer.try_push(Kind.HELLO, encode_json(self.epoch, self.facts))
+        self.board.publish(self.epoch, EngineState.READY)
+
+    def die(self, ring: Doorbell) -> None:
+        self.stop()
+        self.live.clear()
+        self.board.publish(self.epoch, EngineState.DEAD)
+        ring.ring()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something has come or gone such that `holds()`."""
+        if not holds():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((holds, future))
+            await asyncio.wait_for(future, WAIT_S)
+
+    def step(self) -> bool:
+        """One step of everything that runs; False if nothing does."""
+        rows = self.live[: self.max_running]
+        if not rows:
+            return False
+        self.num_steps += 1
+        streams, counts, finishes, tokens, cached = [], [], [], [], []
+        for row in rows:
+            is_first = row.num_sent == 0
+            new, finish = self._next(row)
+            streams.append(row.request.stream)
+            counts.append(len(new))
+            finishes.append(finish)
+            tokens += new
+            cached.append(self.cached_tokens if is_first else 0)
+            if finish:
+                self.live.remove(row)
+        self.push_step(streams, counts, finishes, tokens, cached if any(cached) else None)
+        self._changed()
+        return True
+
+    def push_step(
+        self,
+        streams: list[int],
+        counts: list[int],
+        finishes: list[int],
+        tokens: list[int],
+        cached: list[int] | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        out = StepTokens(
+            self.num_steps,
+            np.array(streams, dtype="<u8"),
+            np.array(counts, dtype="<u4"),
+            np.array(finishes, dtype="u1"),
+            np.array(tokens, dtype="<i4"),
+            None if cached is None else np.array(cached, dtype="<u4"),
+        )
+        assert self.writer.try_push(Kind.STEP, encode_step(self.epoch if epoch is None else epoch, out))
+
+    def finish(self, stream: int, finish: Finish) -> None:
+        """Ends one stream without a token."""
+        self.live = [row for row in self.live if row.request.stream != stream]
+        self.push_step([stream], [0], [finish], [])
+
+    def _next(self, row: Running) -> tuple[list[int], int]:
+        params = row.request.params
+        new: list[int] = []
+        for _ in range(self.tokens_per_step):
+            token = row.script[row.num_sent % len(row.script)]
+            new.append(token)
+            row.num_sent += 1
+            is_eos = token in self.facts["eos_token_ids"] and not params.ignore_eos
+            if (is_eos or token in params.stop_token_ids) and row.num_sent >= params.min_tokens:
+                return new, Finish.STOP
+            if row.num_sent >= params.max_tokens:
+                return new, Finish.LENGTH
+        return new, Finish.NONE
+
+    def _wake(self) -> None:
+        self.bell.clear()
+        self.reader.disarm()
+        while True:
+            messages = self.reader.read()
+            for kind, payload in messages:
+                if epoch_of(payload) == self.epoch:
+                    self._handle(kind, payload)
+            self.reader.release()
+            if not messages and self.reader.arm():
+                break
+        self._changed()
+        if self.is_automatic and not self._is_ticking:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._is_ticking = self._loop is not None and self.is_automatic and self.step()
+        if self._is_ticking and self._loop is not None:
+            self._loop.call_soon(self._tick)
+
+    def _handle(self, kind: int, payload: memoryview) -> None:
+        if kind == Kind.ADD:
+            request = decode_add(payload)
+            self.adds.append(request)
+            self.live.append(Running(request, self.script(request)))
+        elif kind == Kind.ABORT:
+            gone = decode_abort(payload)
+            self.aborts += gone
+            self.live = [row for row in self.live if row.request.stream not in gone]
+        elif kind == Kind.CALL:
+            call_id, body = decode_call(payload)
+            self.calls.append(body)
+            if self.answers_pings:
+                gauges = {"running": len(self.live[: self.max_running]), "waiting": 0, "free_blocks": 64}
+                gauges["waiting"] = len(self.live) - gauges["running"]
+                assert self.writer.try_push(Kind.STATS, encode_json(self.epoch, gauges))
+                assert self.writer.try_push(Kind.REPLY, encode_call(self.epoch, call_id, {"ok": True}))
+
+    def _changed(self) -> None:
+        for holds, future in self._waiters:
+            if not future.done() and holds():
+                future.set_result(None)
+        self._waiters = [waiter for waiter in self._waiters if not waiter[1].done()]
+
+
+@dataclass
+class Harness:
+    """A frontend and its engine."""
+
+    engine: FakeEngine
+    client: EngineClient
+    pump: Pump
+    sender: Sender
+    streams: StreamTable
+    service: Service
+    app: Starlette
+    http: httpx.AsyncClient
+    frontend_bell: Doorbell
+    engine_bell: Doorbell
+    segments: list[Segment]
+
+    async def chat(self, content: Any = "hello", **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Lets everything run until `holds()`."""
+        async with asyncio.timeout(WAIT_S):
+            while not holds():  # noqa: ASYNC110  (what is waited for has no event, on purpose)
+                await asyncio.sleep(0)
+
+    async def until_health(self, status: int, word: str) -> None:
+        """Lets everything run until /health answers so."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                response = await self.http.get("/health")
+                if (response.status_code, response.json()["status"]) == (status, word):
+                    return
+                await asyncio.sleep(0)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.service.tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.service.tokenizer.tokenizer.decode(ids)
+        return text
+
+    def say(self, text: str) -> None:
+        """Makes the engine answer `text` and stop."""
+        ids = [*self.encode(text), self.engine.facts["eos_token_ids"][0]]
+        self.engine.script = lambda _request: ids
+
+    @asynccontextmanager
+    async def served(self, drain_timeout_s: float = 5.0) -> AsyncIterator[str]:
+        """The app on a real socket; gives the base URL."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        started = asyncio.Event()
+        server = build_server(self.app, self.client, drain_timeout_s, started.set)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await asyncio.wait_for(started.wait(), WAIT_S)
+            self.server: FrontendServer = server
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                server.should_exit = True
+                # A test that left a stream open does not wait for it.
+                server.force_exit = True
+
+
+def sse_events(text: str) -> list[Any]:
+    """The events of an SSE body: parsed JSON, or the string "[DONE]"."""
+    events = []
+    for block in text.split("\n\n"):
+        if not block or block.startswith(":"):
+            continue
+        assert block.startswith("data: "), block
+        assert "\n" not in block, "an event is one line"
+        data = block.removeprefix("data: ")
+        events.append(data if data == "[DONE]" else json.loads(data))
+    return events
+
+
+@pytest.fixture
+def events() -> Callable[[str], list[Any]]:
+    return sse_events
+
+
+MakeHarness = Callable[..., Harness]
+
+
+@pytest.fixture
+def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
+    """Builds harnesses that are not started yet; closes them."""
+    closers: list[Callable[[], None]] = []
+
+    def make(
+        *,
+        ring_capacity: int = 1 << 20,
+        max_waiting: int = 1024,
+        heartbeat_timeout_s: float = 30.0,
+        template: str = CHATML,
+        defaults: SamplingDefaults | None = None,
+        max_body_bytes: int = 1 << 20,
+        ping_interval_s: float = 15.0,
+        write_timeout_s: float = 120.0,
+        with_tokenizer: Any = None,
+        **facts: Any,
+    ) -> Harness:
+        rings = [Segment.create("test", ring_bytes(ring_capacity)) for _ in range(2)]
+        for ring in rings:
+            format_ring(ring.view, ring_capacity)
+        bells = [Doorbell.create() for _ in range(2)]
+        board = StatusBoard.create()
+        requests, deltas = rings
+        frontend_bell, engine_bell = bells
+        known = with_tokenizer or tokenizer
+        engine = FakeEngine(
+            RingReader(requests.view, frontend_bell),
+            RingWriter(deltas.view, frontend_bell),
+            engine_bell,
+            board,
+            {
+                "epoch": 1,
+                "model": "tiny",
+                "max_model_len": 512,
+                "vocab_size": 512,
+                "block_size": 16,
+                "num_blocks": 64,
+                "kv_capacity_tokens": 1024,
+                "max_num_seqs": 64,
+                "max_num_batched_tokens": 512,
+                "enable_prefix_caching": True,
+                "eos_token_ids": [known.token_to_id("<|im_end|>") or 2],
+                **facts,
+            },
+        )
+        sender, streams = Sender(RingWriter(requests.view, engine_bell)), StreamTable()
+        pump = Pump(RingReader(deltas.view, engine_bell), sender, board, frontend_bell, streams)
+        client = EngineClient(pump, sender, streams, Admission(max_waiting), heartbeat_timeout_s)
+        threads = ThreadPoolExecutor(2)
+        service = Service(
+            client=client,
+            tokenizer=PromptTokenizer(known, "<|im_start|>"),
+            detokenizers=Detokenizers(known),
+            template=ChatTemplate(template, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}),
+            defaults=defaults or SamplingDefaults(),
+            secret=bytes(32),
+            seeds=Random(0),
+            threads=threads,
+            model_name="tiny",
+            created_s=1700000000,
+            max_body_bytes=max_body_bytes,
+            ping_interval_s=ping_interval_s,
+            write_timeout_s=write_timeout_s,
+        )
+        app = build_app(service)
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=WAIT_S)
+        closers.extend([threads.shutdown, board.close, *[part.close for part in (*rings, *bells)]])
+        return Harness(
+            engine, client, pump, sender, streams, service, app, http, frontend_bell, engine_bell, rings
+        )
+
+    yield make
+    for close in closers:
+        close()
+
+
+@pytest.fixture
+def run_harness(make_harness: MakeHarness) -> Callable[..., Any]:
+    """Builds and runs a harness as an async context; checks at the end that nothing is left in it."""
+
+    @asynccontextmanager
+    async def run(*, says_hello: bool = True, **options: Any) -> AsyncIterator[Harness]:
+        harness = make_harness(**options)
+        harness.engine.start()
+        if says_hello:
+            harness.engine.hello()
+        harness.client.start()
+        try:
+            yield harness
+            assert len(harness.streams) == 0, "a stream is left"
+            assert harness.client.admission.waiting == 0, "a place in the queue is left"
+        finally:
+            await harness.http.aclose()
+            harness.client.stop()
+            harness.engine.stop()
+
+    return run
+
+
+@pytest.fixture
+async def frontend(run_harness: Callable[..., Any]) -> AsyncIterator[Harness]:
+    """A running frontend with a ready engine."""
+    async with run_harness() as harness:
+        yield harness

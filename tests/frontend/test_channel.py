@@ -1,0 +1,319 @@
+"""The frontend's side of the rings: large messages, a full ring, order, slots and generations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamserve.errors import EngineUnavailable, Overloaded, RequestFailed
+from streamserve.frontend.client import Generation
+from streamserve.frontend.limits import MAX_RETRY_AFTER_S, Admission
+from streamserve.frontend.mailbox import Delta, Mailbox, StreamTable
+from streamserve.frontend.sender import MAX_ABORTS_PER_FRAME, Sender
+from streamserve.messages import AddRequest, Buffer, Finish, Kind, decode_abort, decode_add
+from streamserve.sampling import SamplingParams
+
+NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
+
+
+def generation(num_prompt: int = 4, max_tokens: int = 3) -> Generation:
+    return Generation(np.full(num_prompt, 7, dtype=np.int32), SamplingParams(max_tokens=max_tokens))
+
+
+async def collect(client: Any, wanted: Generation) -> list[int]:
+    tokens: list[int] = []
+    async with aclosing(client.generate(wanted)) as deltas:
+        async for delta in deltas:
+            tokens += delta.tokens
+    return tokens
+
+
+# Through real rings
+
+
+async def test_a_prompt_larger_than_the_ring_does_not_wedge_it(run_harness: Any) -> None:
+    async with run_harness(ring_capacity=1 << 13) as frontend, asyncio.TaskGroup() as group:
+        large = group.create_task(collect(frontend.client, generation(20_000)))
+        small = [group.create_task(collect(frontend.client, generation())) for _ in range(64)]
+        huge = group.create_task(collect(frontend.client, generation(50_000)))
+    assert [len(task.result()) for task in (large, *small, huge)] == [3] * 66
+    sizes = [len(add.tokens) for add in frontend.engine.adds]
+    assert sizes == [20_000] + [4] * 64 + [50_000]
+    assert frontend.sender.num_queued == 0
+
+
+async def test_leaving_while_the_request_is_half_sent(run_harness: Any) -> None:
+    async with run_harness(ring_capacity=1 << 13) as frontend:
+        frontend.engine.is_automatic = False
+        half = asyncio.ensure_future(collect(frontend.client, generation(20_000)))
+        unsent = asyncio.ensure_future(collect(frontend.client, generation(30_000)))
+        await frontend.until(lambda: frontend.sender.num_queued == 2)
+        for task in (half, unsent):
+            task.cancel()
+        await asyncio.wait([half, unsent])
+        await frontend.engine.until(lambda: bool(frontend.engine.aborts))
+        # The one that had not begun to leave never does.
+        assert [len(add.tokens) for add in frontend.engine.adds] == [20_000]
+        assert frontend.engine.aborts == [frontend.engine.adds[0].stream]
+        frontend.engine.is_automatic = True
+        assert len(await collect(frontend.client, generation())) == 3
+
+
+async def test_closing_the_iterator_is_the_abort(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    deltas = frontend.client.generate(generation(max_tokens=100))
+    first = asyncio.ensure_future(anext(deltas))
+    await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+    frontend.engine.step()
+    assert (await first).tokens == [7]
+    assert frontend.client.num_live == 1
+    await deltas.aclose()
+    await deltas.aclose()
+    assert frontend.client.num_live == 0
+    await frontend.engine.until(lambda: bool(frontend.engine.aborts))
+    assert frontend.engine.aborts == [frontend.engine.adds[0].stream]
+
+
+async def test_a_finish_that_nobody_has_looked_at_yet_needs_no_abort(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    deltas = frontend.client.generate(generation(max_tokens=2))
+    first = asyncio.ensure_future(anext(deltas))
+    await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+    frontend.engine.step()
+    await first
+    frontend.engine.step()
+    await frontend.until(lambda: frontend.streams.find(frontend.engine.adds[0].stream).finish)
+    await deltas.aclose()
+    assert frontend.sender.num_queued == 0
+    assert await frontend.client.call({"method": "ping"})
+    assert frontend.engine.aborts == []
+
+
+async def test_tokens_in_the_box_come_before_the_failure(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    deltas = frontend.client.generate(generation(max_tokens=9))
+    first = asyncio.ensure_future(anext(deltas))
+    await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+    frontend.engine.step()
+    await first
+    frontend.engine.step()
+    frontend.engine.die(frontend.frontend_bell)
+    await frontend.until(lambda: frontend.pump.engine is None)
+    assert (await anext(deltas)).tokens == [7]
+    with pytest.raises(EngineUnavailable):
+        await anext(deltas)
+
+
+async def test_an_engine_error_fails_the_one_request(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    async with asyncio.TaskGroup() as group:
+        good = group.create_task(collect(frontend.client, generation()))
+        bad = group.create_task(asyncio.wait([asyncio.ensure_future(collect(frontend.client, generation()))]))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 2)
+        frontend.engine.finish(frontend.engine.adds[1].stream, Finish.ERROR)
+        while frontend.engine.step():
+            pass
+    (failed,), _ = bad.result()
+    assert isinstance(failed.exception(), RequestFailed)
+    assert len(good.result()) == 3
+
+
+async def test_a_draining_client_accepts_nothing_and_finishes_what_runs(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(collect(frontend.client, generation()))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+        frontend.client.drain()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await collect(frontend.client, generation())
+        while frontend.engine.step():
+            pass
+    assert len(running.result()) == 3
+    assert not frontend.client.is_healthy
+
+
+# Sender alone, on a ring of paper
+
+
+class PaperWriter:
+    """Takes `room` messages; a long one needs two goes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.max_message = 2000
+        self.sent: list[tuple[int, bytes]] = []
+        self.is_armed = False
+
+    def try_push(self, kind: int, parts: Sequence[Buffer]) -> bool:
+        if self.room == 0:
+            return False
+        self.room -= 1
+        self.sent.append((kind, b"".join(parts)))
+        return True
+
+    def begin(self, kind: int, parts: Sequence[Buffer]) -> PaperFragments:
+        return PaperFragments(self, kind, b"".join(parts))
+
+    def arm_space(self) -> bool:
+        self.is_armed = True
+        return self.room == 0
+
+    def disarm_space(self) -> None:
+        self.is_armed = False
+
+
+class PaperFragments:
+    def __init__(self, writer: PaperWriter, kind: int, payload: bytes) -> None:
+        self.writer, self.kind, self.payload = writer, kind, payload
+        self.left = 2
+
+    def advance(self) -> bool:
+        while self.left and self.writer.room:
+            self.writer.room -= 1
+            self.left -= 1
+        if not self.left:
+            self.writer.sent.append((self.kind, self.payload))
+        return not self.left
+
+
+def add(stream: int, num_prompt: int = 2) -> AddRequest:
+    return AddRequest(stream, 0, np.zeros(num_prompt, "<i4"), num_prompt, SamplingParams(1), [])
+
+
+def sent(writer: PaperWriter) -> list[Any]:
+    return [
+        decode_add(memoryview(data)).stream if kind == Kind.ADD else decode_abort(memoryview(data))
+        for kind, data in writer.sent
+    ]
+
+
+def test_aborts_overtake_requests_that_wait_and_take_back_those_of_their_own() -> None:
+    writer = PaperWriter(room=1)
+    sender = Sender(writer)
+    for stream in (1, 2, 3, 4):
+        sender.add(add(stream))
+    assert writer.is_armed
+    sender.abort(3)
+    sender.abort(1)
+    writer.room = 10
+    sender.flush()
+    assert sent(writer) == [1, [1], 2, 4]
+    assert sender.num_queued == 0
+    assert not writer.is_armed
+
+
+def test_an_abort_waits_for_its_own_request_that_is_half_sent() -> None:
+    writer = PaperWriter(room=1)
+    sender = Sender(writer)
+    sender.add(add(1, num_prompt=1000))
+    sender.add(add(2))
+    sender.abort(1)
+    assert sent(writer) == []
+    writer.room = 10
+    sender.flush()
+    assert sent(writer) == [1, [1], 2]
+
+
+def test_many_aborts_go_in_several_frames() -> None:
+    writer = PaperWriter(room=0)
+    sender = Sender(writer)
+    for stream in range(MAX_ABORTS_PER_FRAME + 1):
+        sender.abort(stream)
+    writer.room = 10
+    sender.flush()
+    assert [len(streams) for streams in sent(writer)] == [MAX_ABORTS_PER_FRAME, 1]
+
+
+def test_a_new_engine_gets_nothing_of_the_old_ones() -> None:
+    writer = PaperWriter(room=0)
+    sender = Sender(writer)
+    sender.add(add(1))
+    sender.abort(9)
+    sender.call([b"x"])
+    sender.reset(2)
+    writer.room = 10
+    sender.flush()
+    assert sent(writer) == []
+
+
+# Mailboxes and their table
+
+
+async def test_a_mailbox_merges_what_waits() -> None:
+    box = Mailbox(1)
+    box.put([1, 2], NONE)
+    box.put([3], NONE)
+    assert await box.get() == Delta([1, 2, 3], NONE)
+    getting = asyncio.ensure_future(box.get())
+    await asyncio.sleep(0)
+    assert not getting.done()
+    box.put([4], LENGTH)
+    assert await getting == Delta([4], LENGTH)
+
+
+async def test_a_cancelled_get_loses_nothing() -> None:
+    box = Mailbox(1)
+    getting = asyncio.ensure_future(box.get())
+    await asyncio.sleep(0)
+    getting.cancel()
+    box.put([1], NONE)
+    await asyncio.wait([getting])
+    assert await box.get() == Delta([1], NONE)
+
+
+async def test_the_first_failure_counts() -> None:
+    box = Mailbox(1)
+    box.fail(RequestFailed("first"))
+    box.fail(EngineUnavailable("second"))
+    with pytest.raises(RequestFailed, match="first"):
+        await box.get()
+
+
+def test_slots_are_reused_under_a_new_generation() -> None:
+    table = StreamTable()
+    first, second = table.open(), table.open()
+    assert len(table) == 2
+    table.close(first)
+    third = table.open()
+    assert third.stream & 0xFFFFFFFF == first.stream & 0xFFFFFFFF
+    assert third.stream != first.stream
+    assert table.find(first.stream) is None
+    assert table.find(third.stream) is third
+    assert table.find(second.stream) is second
+    assert table.find(1 << 32 | 77) is None
+    assert len(table.slots) == 2
+
+
+# The queue limit
+
+
+def test_admission_counts_places() -> None:
+    admission = Admission(2)
+    admission.enter()
+    with admission.preparing(), pytest.raises(Overloaded):
+        admission.enter()
+    assert admission.waiting == 1
+    admission.start(1.0)
+    assert admission.waiting == 0
+
+
+def test_retry_after_follows_how_fast_the_queue_moves() -> None:
+    admission = Admission(1)
+    now_s = 0.0
+    assert admission.retry_after_s() == 1
+    for interval_s in deque([10.0] * 50):
+        admission.enter()
+        now_s += interval_s
+        admission.start(now_s)
+    assert 8 <= admission.retry_after_s() <= 10
+    for _ in range(50):
+        admission.enter()
+        now_s += 1000
+        admission.start(now_s)
+    assert admission.retry_after_s() == MAX_RETRY_AFTER_S

@@ -1,0 +1,206 @@
+"""The real process: what it imports, how it starts, drains and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from streamserve.bootstrap import STOP_ORDER, Bootstrap, Channel
+from streamserve.config import Config
+
+WAIT_S = 60.0
+MAX_RSS_BYTES = 250 * 2**20
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 400}
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = (
+        "import sys, streamserve.frontend.process\n"
+        "print([name for name in ('torch', 'transformers', 'streamserve.worker') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class Process:
+    """A frontend process whose supervisor is the test."""
+
+    def __init__(self, child: subprocess.Popen[bytes], ready: asyncio.StreamReader, lifeline: int) -> None:
+        self.child = child
+        self.ready = ready
+        self.lifeline = lifeline
+        self.url = ""
+
+    async def report(self) -> Any:
+        """The next line on the ready pipe."""
+        return json.loads(await asyncio.wait_for(self.ready.readline(), WAIT_S))
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(asyncio.to_thread(self.child.wait), WAIT_S)
+
+
+@asynccontextmanager
+async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIterator[Process]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    lifeline, lifeline_end = os.pipe()
+    ready_end, ready = os.pipe()
+    requests, deltas = harness.segments
+    config = Config().to_dict()
+    config["supervisor"]["drain_timeout"] = drain_timeout_s
+    bootstrap = Bootstrap(
+        role="frontend",
+        index=0,
+        epoch=1,
+        secret=bytes(32).hex(),
+        model_path=str(folder),
+        model_name="tiny",
+        config=config,
+        channels=(
+            Channel(requests.fd, deltas.fd, harness.frontend_bell.fileno(), harness.engine_bell.fileno()),
+        ),
+        lifeline=lifeline,
+        ready=ready,
+        board=harness.engine.board.fd,
+        listen=listener.fileno(),
+    )
+    fd = bootstrap.write()
+    child = subprocess.Popen(  # noqa: ASYNC220  (waited for in a thread)
+        [sys.executable, "-m", "streamserve.frontend.process", "--bootstrap", str(fd)],
+        pass_fds=(fd, *bootstrap.descriptors()),
+    )
+    for end in (fd, lifeline, ready):
+        os.close(end)
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_end, "rb")
+    )
+    process = Process(child, reader, lifeline_end)
+    process.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    harness.engine.start()
+    try:
+        yield process
+    finally:
+        harness.engine.stop()
+        if process.lifeline >= 0:
+            os.close(process.lifeline)
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        transport.close()
+
+
+async def wait_for_health(http: httpx.AsyncClient, status: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while (await http.get("/health")).status_code != status:  # noqa: ASYNC110  (in another process)
+            await asyncio.sleep(0.01)
+
+
+async def wait_for_refusal(url: str) -> None:
+    """Connects until nobody listens any more."""
+    host, port = url.removeprefix("http://").split(":")
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionError:
+                return
+            writer.transport.abort()
+
+
+async def test_it_serves_before_the_engine_is_there_and_drains_on_sigterm(
+    make_harness: Any, model_folder: Path
+) -> None:
+    harness = make_harness()
+    engine = harness.engine
+    engine.is_automatic = False
+    async with spawned(harness, model_folder, 30) as process:
+        assert (await process.report())["type"] == "ready"
+        async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http:
+            assert (await http.get("/health")).status_code == 503
+            refused = await http.post("/v1/chat/completions", json=CHAT)
+            assert refused.status_code == 503
+            engine.hello()
+            await wait_for_health(http, 200)
+            asked = asyncio.ensure_future(http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3}))
+            await engine.until(lambda: len(engine.adds) == 1)
+            engine.step()
+            assert psutil.Process(process.child.pid).memory_info().rss < MAX_RSS_BYTES
+            process.child.send_signal(STOP_ORDER)
+            await wait_for_refusal(process.url)
+            while engine.step():
+                pass
+            assert (await asked).text.endswith("data: [DONE]\n\n")
+        assert await process.exit_code() == 0
+
+
+async def test_what_is_not_finished_in_time_ends_with_an_error_event(
+    make_harness: Any, model_folder: Path, events: Any
+) -> None:
+    harness = make_harness()
+    engine = harness.engine
+    engine.is_automatic = False
+    engine.hello()
+    async with spawned(harness, model_folder, 0.2) as process:
+        await process.report()
+        async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http:
+            await wait_for_health(http, 200)
+            request = http.build_request("POST", "/v1/chat/completions", json=CHAT)
+            sending = asyncio.ensure_future(http.send(request, stream=True))
+            await engine.until(lambda: len(engine.adds) == 1)
+            engine.step()
+            response = await sending
+            process.child.send_signal(STOP_ORDER)
+            body = (await response.aread()).decode()
+        assert events(body)[-1]["error"]["code"] == "engine_unavailable"
+        assert await process.exit_code() == 0
+        await engine.until(lambda: bool(engine.aborts))
+
+
+@pytest.mark.parametrize("how", [STOP_ORDER, signal.SIGTERM, "lifeline"])
+async def test_it_can_be_ended_at_once(make_harness: Any, model_folder: Path, how: Any) -> None:
+    harness = make_harness()
+    engine = harness.engine
+    engine.is_automatic = False
+    engine.hello()
+    async with spawned(harness, model_folder, 1000) as process:
+        await process.report()
+        async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http:
+            await wait_for_health(http, 200)
+            asked = asyncio.ensure_future(http.post("/v1/chat/completions", json=CHAT))
+            await engine.until(lambda: len(engine.adds) == 1)
+            if how == "lifeline":
+                os.close(process.lifeline)
+                process.lifeline = -1
+            else:
+                process.child.send_signal(how)
+                # The first has been seen once the listening socket is closed.
+                await wait_for_refusal(process.url)
+                process.child.send_signal(how)
+            assert await process.exit_code() == (1 if how == "lifeline" else 128 + how)
+            with pytest.raises(httpx.TransportError):
+                await asked
+
+
+async def test_a_model_that_cannot_be_read_is_one_line_on_the_ready_pipe(
+    make_harness: Any, tmp_path: Path
+) -> None:
+    async with spawned(make_harness(), tmp_path, 1) as process:
+        report = await process.report()
+        assert report["type"] == "failed"
+        assert "tokenizer.json" in report["message"]
+        assert "\n" not in report["message"]
+        assert await process.exit_code() == 2

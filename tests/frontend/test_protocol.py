@@ -1,0 +1,104 @@
+"""Limits on the request head, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from streamserve.frontend import protocol
+from streamserve.frontend.api import body as body_module
+
+
+@pytest.fixture
+async def url(run_harness: Any) -> AsyncIterator[str]:
+    async with run_harness() as frontend, frontend.served() as url:
+        yield url
+
+
+async def exchange(url: str, pieces: list[bytes], wait_for_all: bool = True) -> bytes:
+    """Sends `pieces` until the server hangs up or answers, and gives back all it said."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    said = b""
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(10):
+            while chunk := await reader.read(65536):
+                said += chunk
+                if not wait_for_all and b"}" in said:
+                    break
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
+    return said
+
+
+def status_of(said: bytes) -> int:
+    return int(said.split(b" ", 2)[1])
+
+
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+async def test_a_small_head_is_fine_piece_by_piece(url: str) -> None:
+    said = await exchange(url, [bytes([byte]) for byte in GET + b"connection: close\r\n\r\n"])
+    assert status_of(said) == 200
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [GET, b"x: ", *[b"a" * 16384] * 8],
+        [GET, *[b"x: y\r\n" * 1000] * 8],
+        [GET, *[b"x: " + b"a" * 8000 + b"\r\n"] * 20, b"\r\n"],
+        [b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n"],
+    ],
+    ids=["one long header", "many headers", "many long headers", "a long target"],
+)
+async def test_a_head_over_the_limit_is_refused_early(url: str, pieces: list[bytes]) -> None:
+    said = await exchange(url, pieces)
+    # The server may have hung up while the rest was still being sent.
+    assert not said or status_of(said) == 431
+    assert status_of(await exchange(url, [GET + b"connection: close\r\n\r\n"])) == 200
+
+
+async def test_a_head_just_over_the_limit_gets_the_json_error(url: str) -> None:
+    said = await exchange(url, [GET + b"x: y\r\n" * 200 + b"\r\n"])
+    assert status_of(said) == 431
+    assert b'"code":"request_header_fields_too_large"' in said
+
+
+async def test_what_is_no_http_gets_a_json_400(url: str) -> None:
+    said = await exchange(url, [b"hello\r\n\r\n"])
+    assert status_of(said) == 400
+    assert b'"error"' in said
+
+
+async def test_a_head_that_does_not_come_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+    assert status_of(await exchange(url, [GET])) == 408
+    assert status_of(await exchange(url, [])) == 408
+
+
+async def test_a_body_that_does_not_come_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.05)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    said = await exchange(url, [head, b"{"])
+    assert status_of(said) == 408
+    assert b"connection: close" in said.lower()
+
+
+async def test_a_declared_body_over_the_limit_is_not_waited_for(url: str) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+    assert status_of(await exchange(url, [head])) == 413
+
+
+async def test_a_connection_is_used_again(url: str) -> None:
+    said = await exchange(url, [GET + b"\r\n", GET + b"connection: close\r\n\r\n"])
+    assert said.count(b"HTTP/1.1 200") == 2
