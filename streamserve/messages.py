@@ -9,6 +9,7 @@ read a memoryview in place and must be done with it (or have copied) before the 
     ABORT  streams nobody waits for any more      STEP   one step's tokens for this frontend
     CALL   control call (JSON)                    REPLY  answer to a CALL (JSON)
                                                   STATS  gauges and counters (JSON)
+                                                  PROMPT_LOGPROBS  of a part of one prompt
 
 A stream is named by the frontend: `generation << 32 | slot`. The engine only hands it back.
 """
@@ -41,6 +42,7 @@ class Kind(IntEnum):
     STEP = 17
     REPLY = 18
     STATS = 19
+    PROMPT_LOGPROBS = 20
 
 
 class Finish(IntEnum):
@@ -51,6 +53,7 @@ class Finish(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    EXPIRED = 5
 
 
 # epoch, reply id, JSON
@@ -58,12 +61,27 @@ _CALL = struct.Struct("<II")
 _EPOCH = struct.Struct("<I")
 # epoch, number of streams
 _ABORT = struct.Struct("<II")
-# epoch, streams, tokens, has_cached, step
+# epoch, streams, tokens, flags, step
 _STEP = struct.Struct("<IIIIQ")
+_HAS_CACHED, _HAS_LOGPROBS, _NUM_TOP_SHIFT = 1, 2, 8
+# epoch, first position, stream, positions, top tokens at each of them
+_PROMPT_LOGPROBS = struct.Struct("<IIQII")
 # epoch, pad, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
-# num_hashes, num_stop_ids, temperature, top_p, min_p, flags
-_ADD = struct.Struct("<IIQQqIIIIIiIIdddI")
+# num_hashes, num_stop_ids, temperature, top_p, min_p, flags, deadline_ns
+_ADD = struct.Struct("<IIQQqIIIIIiIIdddIQ")
 _IGNORE_EOS = 1
+# Rare parameters, sent as JSON behind the rest when they are not at their defaults.
+_RARE_PARAMS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+)
+_RARE_DEFAULTS = {name: getattr(SamplingParams(max_tokens=1), name) for name in _RARE_PARAMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,10 @@ class AddRequest:
         params: sampling settings; `max_tokens` counts from the end of the prompt.
         block_hashes: hash of each full block of the prompt (streamserve.hashing).
         priority: smaller runs earlier.
+        deadline_ns: wall clock, ns since 1970; a request that has not begun to run by then is ended with
+            `Finish.EXPIRED`. 0 waits as long as it takes.
+        tenant: whom the tokens are charged to under fair scheduling.
+        cache_salt: requests with different salts share no KV block; in every block hash of the request.
     """
 
     stream: int
@@ -87,6 +109,9 @@ class AddRequest:
     params: SamplingParams
     block_hashes: Sequence[bytes]
     priority: int = 0
+    deadline_ns: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
 
 
 def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
@@ -110,22 +135,48 @@ def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
         params.top_p,
         params.min_p,
         _IGNORE_EOS if params.ignore_eos else 0,
+        request.deadline_ns,
     )
     stops = np.asarray(params.stop_token_ids, dtype="<i4")
     tokens = np.ascontiguousarray(request.tokens, dtype="<i4")
-    return [header, tokens.tobytes(), stops.tobytes(), b"".join(request.block_hashes)]
+    hashes = b"".join(request.block_hashes)
+    return [header, tokens.tobytes(), stops.tobytes(), hashes, _encode_rare(request)]
+
+
+def _encode_rare(request: AddRequest) -> bytes:
+    values = {name: getattr(request.params, name) for name in _RARE_PARAMS}
+    params = {name: value for name, value in values.items() if value != _RARE_DEFAULTS[name]}
+    if not (params or request.tenant or request.cache_salt):
+        return b""
+    return orjson.dumps({"params": params, "tenant": request.tenant, "cache_salt": request.cache_salt})
+
+
+def _decode_rare(tail: memoryview) -> tuple[dict[str, Any], str, str]:
+    """Rare sampling parameters, tenant and cache salt."""
+    if not len(tail):
+        return {}, "", ""
+    body = orjson.loads(tail)
+    params = body["params"]
+    for name in ("logit_bias", "bad_words"):
+        if name in params:
+            params[name] = tuple(tuple(row) for row in params[name])
+    if params.get("allowed_token_ids") is not None:
+        params["allowed_token_ids"] = tuple(params["allowed_token_ids"])
+    return params, body["tenant"], body["cache_salt"]
 
 
 def decode_add(payload: memoryview) -> AddRequest:
     """The request in an ADD frame; owns its memory."""
     (_, _, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
-     num_hashes, num_stops, temperature, top_p, min_p, flags) = _ADD.unpack_from(payload)  # fmt: skip
+     num_hashes, num_stops, temperature, top_p, min_p, flags, deadline_ns) = _ADD.unpack_from(payload)  # fmt: skip
     num_tokens = num_prompt + num_output
     tokens_end = _ADD.size + 4 * num_tokens
     stops_end = tokens_end + 4 * num_stops
     tokens = np.frombuffer(payload, "<i4", num_tokens, _ADD.size).copy()
     stops = np.frombuffer(payload, "<i4", num_stops, tokens_end).tolist()
-    hashes = bytes(payload[stops_end : stops_end + HASH_BYTES * num_hashes])
+    hashes_end = stops_end + HASH_BYTES * num_hashes
+    hashes = bytes(payload[stops_end:hashes_end])
+    rare, tenant, cache_salt = _decode_rare(payload[hashes_end:])
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -136,6 +187,7 @@ def decode_add(payload: memoryview) -> AddRequest:
         seed=seed,
         ignore_eos=bool(flags & _IGNORE_EOS),
         stop_token_ids=tuple(stops),
+        **rare,
     )
     return AddRequest(
         stream=stream,
@@ -145,6 +197,9 @@ def decode_add(payload: memoryview) -> AddRequest:
         params=params,
         block_hashes=[hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)],
         priority=priority,
+        deadline_ns=deadline_ns,
+        tenant=tenant,
+        cache_salt=cache_salt,
     )
 
 
@@ -194,6 +249,37 @@ def epoch_of(payload: memoryview) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log probabilities at some positions, before penalties, temperature and filters.
+
+    Attributes:
+        chosen: f32[t], of the token that is there.
+        top_ids: i32[t, m], the likeliest tokens, likeliest first.
+        top: f32[t, m], theirs.
+    """
+
+    chosen: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+    def parts(self) -> list[Buffer]:
+        """The columns as bytes, in the order of the fields."""
+        columns = (self.chosen, self.top_ids, self.top)
+        return [np.ascontiguousarray(column).tobytes() for column in columns]
+
+    @classmethod
+    def at(cls, payload: memoryview, offset: int, num_rows: int, num_top: int) -> tuple[Logprobs, int]:
+        """The columns at `offset` of a frame, as copies, and where they end."""
+        size = 4 * num_rows
+        chosen = np.frombuffer(payload, "<f4", num_rows, offset).copy()
+        offset += size
+        top_ids = np.frombuffer(payload, "<i4", num_rows * num_top, offset).reshape(num_rows, num_top).copy()
+        offset += size * num_top
+        top = np.frombuffer(payload, "<f4", num_rows * num_top, offset).reshape(num_rows, num_top).copy()
+        return cls(chosen, top_ids, top), offset + size * num_top
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """One step's output for one frontend. Rows follow each other as the engine's slots do.
 
@@ -205,6 +291,8 @@ class StepTokens:
         tokens: i32[sum(counts)].
         cached: u32[n], prompt tokens found in the prefix cache, in steps where a stream has its first
             token (0 for the others); None in all other steps.
+        logprobs: a row for each of `tokens`, wide enough for the stream that asked for most; rows of streams
+            that asked for none mean nothing. None when no stream asked.
     """
 
     step: int
@@ -213,26 +301,32 @@ class StepTokens:
     finish: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int32]
     cached: npt.NDArray[np.uint32] | None = None
+    logprobs: Logprobs | None = None
 
 
 def encode_step(epoch: int, out: StepTokens) -> list[Buffer]:
     """The STEP frame of `out`. Hot: once a step and frontend, whatever the number of streams."""
     num_streams = len(out.streams)
+    flags = 0 if out.cached is None else _HAS_CACHED
+    if out.logprobs is not None:
+        flags |= _HAS_LOGPROBS | out.logprobs.top.shape[1] << _NUM_TOP_SHIFT
     parts: list[Buffer] = [
-        _STEP.pack(epoch, num_streams, len(out.tokens), out.cached is not None, out.step),
+        _STEP.pack(epoch, num_streams, len(out.tokens), flags, out.step),
         out.streams.data,
         out.counts.data,
         out.tokens.data,
     ]
     if out.cached is not None:
         parts.append(out.cached.data)
+    if out.logprobs is not None:
+        parts += out.logprobs.parts()
     parts.append(out.finish.data)
     return parts
 
 
 def decode_step(payload: memoryview) -> StepTokens:
     """The arrays of a STEP frame, as views into the ring. Hot: once a step."""
-    _, num_streams, num_tokens, has_cached, step = _STEP.unpack_from(payload)
+    _, num_streams, num_tokens, flags, step = _STEP.unpack_from(payload)
     at = _STEP.size
     streams = np.frombuffer(payload, "<u8", num_streams, at)
     at += 8 * num_streams
@@ -241,8 +335,24 @@ def decode_step(payload: memoryview) -> StepTokens:
     tokens = np.frombuffer(payload, "<i4", num_tokens, at)
     at += 4 * num_tokens
     cached = None
-    if has_cached:
+    if flags & _HAS_CACHED:
         cached = np.frombuffer(payload, "<u4", num_streams, at)
         at += 4 * num_streams
+    logprobs = None
+    if flags & _HAS_LOGPROBS:
+        logprobs, at = Logprobs.at(payload, at, num_tokens, flags >> _NUM_TOP_SHIFT)
     finish = np.frombuffer(payload, "u1", num_streams, at)
-    return StepTokens(step, streams, counts, finish, tokens, cached)
+    return StepTokens(step, streams, counts, finish, tokens, cached, logprobs)
+
+
+def encode_prompt_logprobs(epoch: int, stream: int, start: int, logprobs: Logprobs) -> list[Buffer]:
+    """A PROMPT_LOGPROBS frame: rows for the prompt tokens at positions `start`, `start + 1`, …"""
+    num_rows, num_top = logprobs.top.shape
+    return [_PROMPT_LOGPROBS.pack(epoch, start, stream, num_rows, num_top), *logprobs.parts()]
+
+
+def decode_prompt_logprobs(payload: memoryview) -> tuple[int, int, Logprobs]:
+    """`(stream, start, logprobs)` of a PROMPT_LOGPROBS frame; owns its memory."""
+    _, start, stream, num_rows, num_top = _PROMPT_LOGPROBS.unpack_from(payload)
+    logprobs, _ = Logprobs.at(payload, _PROMPT_LOGPROBS.size, num_rows, num_top)
+    return stream, start, logprobs

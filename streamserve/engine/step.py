@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streamserve.messages import Logprobs
 from streamserve.sampling import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -73,6 +74,21 @@ class StepDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a part of one prompt, from the step that computed it.
+
+    Attributes:
+        slot: whose prompt it is.
+        start: position of the first token that `logprobs` has a row for; at least 1.
+        logprobs: a row for each token of the prompt from there on that this step's logits predict.
+    """
+
+    slot: int
+    start: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step sampled.
 
@@ -80,8 +96,13 @@ class StepResult:
         step: number of the step.
         slots: int32[k], the slots that sampled a token, in the order they were scheduled.
         token_ids: int32[k], the token each of them sampled.
+        logprobs: k rows for `token_ids`, wide enough for the request that asked for most; rows of requests that
+            did not ask mean nothing. None when none of them asked.
+        prompt_logprobs: for the prompts that asked.
     """
 
     step: int
     slots: Int32Array
     token_ids: Int32Array
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Sequence[PromptLogprobs] = ()

@@ -181,7 +181,7 @@ def test_a_request_cut_short_of_memory_is_not_crowded_out_of_the_budget():
 
 
 def test_a_prefill_under_way_is_promised_the_rest_of_its_blocks():
-    harness = Harness(limits(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=8))
+    harness = Harness(limits(num_blocks=8, block_size=4, max_model_len=32, long_prefill_token_threshold=8))
     harness.add(prompt(24, 1), max_tokens=2, ignore_eos=True)
     harness.step()
     # 6 blocks are free, but 4 of them are for the rest of the prompt, and one to grow into.
@@ -206,5 +206,22 @@ def test_after_a_preemption_a_small_and_important_request_still_gets_in():
     small = harness.add(prompt(2, 3), max_tokens=1, priority=1)
     harness.step()
     assert harness.streams[small].finish
+    harness.run()
+    harness.check()
+
+
+def test_a_request_that_waits_for_memory_is_let_in_when_enough_is_free():
+    harness = Harness(limits(num_blocks=12, block_size=4, max_model_len=48))
+    short = harness.add(prompt(8, 1), max_tokens=3, ignore_eos=True)
+    long = harness.add(prompt(8, 2), max_tokens=30, ignore_eos=True)
+    harness.step()
+    waits = harness.add(prompt(28, 3), max_tokens=1)
+    for _ in range(2):
+        harness.step()
+        assert harness.scheduler.statistics().waiting == 1
+    assert harness.streams[short].finish
+    harness.step()
+    assert harness.streams[waits].finish
+    assert not harness.streams[long].finish
     harness.run()
     harness.check()
