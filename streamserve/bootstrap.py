@@ -19,8 +19,8 @@ from typing import Any
 from streamserve.config import Config
 
 # What the supervisor sends a child that is to stop in good order. SIGTERM and SIGINT are blocked in children:
-# a terminal or a service manager sends those to the whole process group at once, and only the supervisor knows
-# that the frontends must finish before the engine may go.
+# a terminal or a service manager sends those to the whole process group at once, and only the supervisor
+# knows that the frontends must finish before the engine may go.
 STOP_ORDER = signal.SIGUSR1
 
 

@@ -190,6 +190,13 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens of one request in a step; 0 is no limit but the budget.", kind="count"
     )
+    scheduling_policy: str = option(
+        "fcfs",
+        "Whose turn it is: first come first served, by the request's priority, or in fair shares between "
+        "API keys.",
+        kind="str",
+        choices=("fcfs", "priority", "fair"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +225,38 @@ class ServerConfig:
     )
     sse_ping_interval: float = option(
         15.0, "Seconds of silence after which a stream carries a comment line.", kind="float", minimum=0.1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """What requests may ask for."""
+
+    max_n: int = option(128, "Most choices of a request.", kind="count", minimum=1)
+    max_logprobs: int = option(
+        20,
+        "Most likeliest tokens that a request may have reported at each position.",
+        kind="count",
+        minimum=0,
+    )
+    max_queue_time: float = option(
+        0.0,
+        "Seconds that a request may wait for its turn before it is answered 503; 0 is no limit. A request "
+        "may ask for less.",
+        kind="float",
+        minimum=0,
+    )
+    stream_write_timeout: float = option(
+        120.0,
+        "Seconds that a stream waits for its client to read before the client is dropped.",
+        kind="float",
+        minimum=0.1,
+    )
+    chat_template: str | None = option(
+        None, "File of a Jinja chat template to use instead of the model's own.", kind="str"
+    )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own.", kind="bool"
     )
 
 
@@ -251,6 +290,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -270,6 +310,7 @@ def _sections() -> list[tuple[str, Any]]:
         ("scheduler", SchedulerConfig),
         ("worker", WorkerConfig),
         ("server", ServerConfig),
+        ("api", ApiConfig),
         ("supervisor", SupervisorConfig),
     ]
 

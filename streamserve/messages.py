@@ -167,8 +167,9 @@ def _decode_rare(tail: memoryview) -> tuple[dict[str, Any], str, str]:
 
 def decode_add(payload: memoryview) -> AddRequest:
     """The request in an ADD frame; owns its memory."""
+    header = _ADD.unpack_from(payload)
     (_, _, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
-     num_hashes, num_stops, temperature, top_p, min_p, flags, deadline_ns) = _ADD.unpack_from(payload)  # fmt: skip
+     num_hashes, num_stops, temperature, top_p, min_p, flags, deadline_ns) = header  # fmt: skip
     num_tokens = num_prompt + num_output
     tokens_end = _ADD.size + 4 * num_tokens
     stops_end = tokens_end + 4 * num_stops

@@ -96,8 +96,8 @@ class StepResult:
         step: number of the step.
         slots: int32[k], the slots that sampled a token, in the order they were scheduled.
         token_ids: int32[k], the token each of them sampled.
-        logprobs: k rows for `token_ids`, wide enough for the request that asked for most; rows of requests that
-            did not ask mean nothing. None when none of them asked.
+        logprobs: k rows for `token_ids`, wide enough for the request that asked for most; rows of requests
+            that did not ask mean nothing. None when none of them asked.
         prompt_logprobs: for the prompts that asked.
     """
 

@@ -311,6 +311,20 @@ class TestAbort:
         assert len(harness.diffs) == 10
         assert len(harness.streams[next_one].tokens) == 5
 
+    def test_nobody_works_for_a_queue_that_has_left(self):
+        harness = Harness(limits(max_num_seqs=1))
+        harness.add(prompt(5), max_tokens=5, ignore_eos=True)
+        harness.step()
+        gone = [harness.add(prompt(50, seed), max_tokens=50) for seed in range(1, 20)]
+        for stream in gone:
+            harness.abort(stream)
+        fresh = harness.add(prompt(5, seed=20), max_tokens=5, ignore_eos=True)
+        for _ in range(5):
+            harness.step()
+        assert len(harness.streams[fresh].tokens) == 1
+        harness.run()
+        harness.check()
+
     def test_running(self):
         harness = Harness()
         gone = harness.add(prompt(40), max_tokens=50, ignore_eos=True)
