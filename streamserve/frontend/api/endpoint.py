@@ -1,8 +1,9 @@
 """What a transport (HTTP with SSE, WebSocket) and a generation endpoint say to each other.
 
 A transport reads a body and hands it over as a `Call`; the endpoint checks it and gives back an `Answer`.
-Nothing has run yet then: whatever is wrong with the request is raised before the engine sees it. The transport either
-asks for the answer in one piece or iterates its chunks, which are the same JSON objects on every transport.
+Nothing has run yet then: whatever is wrong with the request is raised before the engine sees it. The
+transport either asks for the answer in one piece or iterates its chunks, which are the same JSON objects on
+every transport.
 """
 
 from __future__ import annotations
