@@ -5,9 +5,12 @@
 What is compared, from message to message, encoding and decoding included:
 
 - ring: `messages.encode_step` → shared-memory ring → `messages.decode_step`, columns as arrays
-- zmq: msgspec Struct → msgpack → pyzmq over ipc:// → typed msgspec Struct, columns as lists of 64 ints
+- rows: a msgspec Struct for each delta, 64 in a message, as servers with a socket between frontend and
+  engine send them → msgpack → pyzmq over ipc:// → typed msgspec Structs
+- columns: the same way, but one Struct with lists of 64 ints: the shape that suits msgpack best, to compare
 
-Each side starts from a message as its owner would hold it and encodes it anew for every frame.
+The bars are for rows. Each side starts from a message as its owner would hold it and encodes it anew for
+every frame.
 
 One way: the engine sends as fast as it can and the frontend decodes all. Round trip: the frontend sends a
 frame, the engine decodes it, encodes another and sends that back.
@@ -59,8 +62,24 @@ LEAST_SPEEDUP = 5.0
 MOST_ROUND_TRIP = 1 / 3
 
 
-class StepStruct(msgspec.Struct):
-    """`StepTokens` for msgpack."""
+class DeltaStruct(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one stream got in a step."""
+
+    stream: int
+    tokens: list[int]
+    finish: int = 0
+
+
+class RowsStruct(msgspec.Struct, array_like=True, gc=False):
+    """A step, a struct for each stream."""
+
+    epoch: int
+    step: int
+    deltas: list[DeltaStruct]
+
+
+class ColumnsStruct(msgspec.Struct, array_like=True, gc=False):
+    """A step, a list for each column of `StepTokens`."""
 
     epoch: int
     step: int
@@ -80,6 +99,18 @@ def example_step() -> StepTokens:
         finish=np.zeros(NUM_STREAMS, dtype=np.uint8),
         tokens=(slots * 700 + 500).astype(np.int32),
     )
+
+
+def rows_of(step: StepTokens) -> RowsStruct:
+    """`step` as rows."""
+    columns = zip(step.streams.tolist(), step.tokens.tolist(), strict=True)
+    return RowsStruct(1, step.step, [DeltaStruct(stream, [token]) for stream, token in columns])
+
+
+def columns_of(step: StepTokens) -> ColumnsStruct:
+    """`step` as columns."""
+    ones, zeros = [1] * NUM_STREAMS, [0] * NUM_STREAMS
+    return ColumnsStruct(1, step.step, step.streams.tolist(), ones, step.tokens.tolist(), zeros)
 
 
 class Link(Protocol):
@@ -186,27 +217,20 @@ class ZmqLink:
     Args:
         folder: where the sockets are.
         is_engine: which side this is.
+        message: the step as a msgspec Struct.
     """
 
     num_frames = ZMQ_FRAMES
 
-    def __init__(self, folder: str, is_engine: bool) -> None:
+    def __init__(self, folder: str, is_engine: bool, message: RowsStruct | ColumnsStruct) -> None:
         self._context = zmq.Context()
         self._stream = self._context.socket(zmq.PUSH if is_engine else zmq.PULL)
         self._pair = self._context.socket(zmq.PAIR)
         for name, socket in (("stream", self._stream), ("pair", self._pair)):
-            (socket.bind if is_engine else socket.connect)(f"ipc://{folder}/{name}")
-        step = example_step()
-        self._step = StepStruct(
-            epoch=1,
-            step=step.step,
-            streams=step.streams.tolist(),
-            counts=step.counts.tolist(),
-            tokens=step.tokens.tolist(),
-            finish=step.finish.tolist(),
-        )
+            (socket.bind if is_engine else socket.connect)(f"ipc://{folder}/{type(message).__name__}-{name}")
+        self._step = message
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(StepStruct).decode
+        self._decode = msgspec.msgpack.Decoder(type(message)).decode
 
     def send_all(self) -> None:
         """Sends `num_frames` as fast as they go."""
@@ -262,7 +286,12 @@ def run_child(is_engine: bool, folder: str, descriptors: list[int]) -> None:
         ring = RingLink(requests, deltas, engine_bell, frontend_bell, ENGINE_SPINS)
     else:
         ring = RingLink(deltas, requests, frontend_bell, engine_bell, 0)
-    links: dict[str, Link] = {"ring": ring, "zmq": ZmqLink(folder, is_engine)}
+    step = example_step()
+    links: dict[str, Link] = {
+        "ring": ring,
+        "rows": ZmqLink(folder, is_engine, rows_of(step)),
+        "columns": ZmqLink(folder, is_engine, columns_of(step)),
+    }
     measured = {name: Measured() for name in links}
     # The first round warms everything up and does not count.
     for number in range(ROUNDS + 1):
@@ -321,17 +350,23 @@ def measure() -> dict[str, Measured]:
     return {name: Measured(**result) for name, result in json.loads(frontend.stdout).items()}
 
 
-def report(ring: Measured, peer: Measured) -> bool:
+def report(results: dict[str, Measured]) -> bool:
     """Prints medians and ratios; True when both bars are met."""
+    ring, rows = results["ring"], results["rows"]
     print(
         f"{NUM_STREAMS} deltas a frame, {ROUNDS} rounds; {platform.machine()}, {os.cpu_count()} processors, "
         f"Python {platform.python_version()}, pyzmq {zmq.__version__}, msgspec {msgspec.__version__}"
     )
-    for name, result in (("ring", ring), ("zmq", peer)):
+    for name, result in results.items():
         rate, trip = statistics.median(result.frames_per_s), statistics.median(result.round_trip_s)
-        print(f"{name:6}{rate:12,.0f} frames/s one way{trip * 1e6:10.1f} us round trip")
-    speedup = median_ratio(ring.frames_per_s, peer.frames_per_s)
-    part = median_ratio(ring.round_trip_s, peer.round_trip_s)
+        print(f"{name:8}{rate:12,.0f} frames/s one way{trip * 1e6:10.1f} us round trip")
+    for name in ("rows", "columns"):
+        peer = results[name]
+        speedup = median_ratio(ring.frames_per_s, peer.frames_per_s)
+        part = median_ratio(ring.round_trip_s, peer.round_trip_s)
+        print(f"ring against {name}: {speedup:.2f} times the frames/s, {part:.3f} of the round trip")
+    speedup = median_ratio(ring.frames_per_s, rows.frames_per_s)
+    part = median_ratio(ring.round_trip_s, rows.round_trip_s)
     is_fast, is_short = speedup >= LEAST_SPEEDUP, part <= MOST_ROUND_TRIP
     print(f"one way:    {speedup:.2f} times as many frames (at least {LEAST_SPEEDUP}): {verdict(is_fast)}")
     print(f"round trip: {part:.3f} of the time (at most {MOST_ROUND_TRIP:.3f}): {verdict(is_short)}")
@@ -358,8 +393,7 @@ def main() -> int:
     if arguments.descriptors:
         run_child(arguments.engine, arguments.folder, arguments.descriptors)
         return 0
-    results = measure()
-    return 0 if report(results["ring"], results["zmq"]) else 1
+    return 0 if report(measure()) else 1
 
 
 if __name__ == "__main__":
