@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 
 from streamserve.engine.step import EMPTY, Join, StepDiff, StepResult
+from streamserve.messages import Logprobs
 from streamserve.sampling import SamplingParams
+
+LogprobRow = tuple[float, list[int], list[float]]
 
 
 @dataclass
 class Running:
-    """One request as the driver sees it."""
+    """One request as the driver sees it.
+
+    Where its parameters ask for log probabilities: `logprobs` has those of each output token, and
+    `prompt_logprobs` those of prompt tokens by their position, as (chosen, top ids, top).
+    """
 
     tokens: list[int]
     num_prompt: int
@@ -22,6 +29,8 @@ class Running:
     slot: int | None = None
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    logprobs: list[LogprobRow] = field(default_factory=list)
+    prompt_logprobs: dict[int, LogprobRow] = field(default_factory=dict)
 
     @property
     def output(self) -> list[int]:
@@ -159,10 +168,35 @@ class Driver:
                 sampled.append(request)
         assert result.slots.tolist() == [request.slot for request in sampled]
         assert result.token_ids.dtype == np.int32
+        self._note_logprobs(result, sampled)
         for request, token_id in zip(sampled, result.token_ids.tolist(), strict=True):
             request.tokens.append(token_id)
             if request.is_done:
                 self.leave(request)
+
+    def _note_logprobs(self, result: StepResult, sampled: list[Running]) -> None:
+        asked = [request.params.logprobs for request in sampled]
+        assert (result.logprobs is None) == all(num_top is None for num_top in asked)
+        if result.logprobs is not None:
+            assert result.logprobs.top.shape == (len(sampled), max(n for n in asked if n is not None))
+            for index, (request, num_top) in enumerate(zip(sampled, asked, strict=True)):
+                if num_top is not None:
+                    request.logprobs.append(_row(result.logprobs, index, num_top))
+        by_slot = {request.slot: request for request in self.requests if request.slot is not None}
+        for part in result.prompt_logprobs:
+            request = by_slot[part.slot]
+            num_top = request.params.prompt_logprobs
+            assert num_top is not None
+            assert part.logprobs.top.shape == (len(part.logprobs.chosen), num_top)
+            for index in range(len(part.logprobs.chosen)):
+                request.prompt_logprobs[part.start + index] = _row(part.logprobs, index, num_top)
+
+
+def _row(logprobs: Logprobs, index: int, num_top: int) -> LogprobRow:
+    columns = (logprobs.chosen, logprobs.top_ids, logprobs.top)
+    assert [column.dtype for column in columns] == [np.float32, np.int32, np.float32]
+    chosen, top_ids, top = (column[index].tolist() for column in columns)
+    return chosen, top_ids[:num_top], top[:num_top]
 
 
 def _join(request: Running) -> Join:

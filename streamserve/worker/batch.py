@@ -1,9 +1,9 @@
 """The persistent batch: the scheduler's slots as this worker holds them, patched and never rebuilt.
 
-    token_pool[slot, position]   every known token of every request; the forward gathers its input here and
+    tokens[slot, position]       every known token of every request; the forward gathers its input here and
                                  the sampler scatters its output here
     block_table[slot, index]     where the K and V of positions [index * block_size, ...) are kept
-    num_known[slot]              tokens in token_pool
+    num_known[slot]              known tokens
     num_computed[slot]           leading tokens whose K and V are in the cache
 
 A step costs a dozen vector operations over its tokens. Python touches single requests only when they join or
@@ -12,18 +12,16 @@ when they run more than one token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from streamserve.engine.step import EMPTY, Int32Array, Join, StepDiff
-from streamserve.worker.device import zeros
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.staging import StagedArray
-
-Int64Array = npt.NDArray[np.int64]
+from streamserve.worker.token_pool import Int64Array, TokenPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,25 @@ class BatchShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Rows of a step whose logits predict tokens of a prompt that wants to hear of it.
+
+    Attributes:
+        slot: whose prompt it is.
+        first_row: the first of the rows in the flat arrays; the others follow.
+        start: position of the token that it predicts; at least 1.
+        count: rows, at least 1.
+        num_top: how many of the likeliest tokens are wanted at each.
+    """
+
+    slot: int
+    first_row: int
+    start: int
+    count: int
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step, laid out for the model: the tokens of all scheduled slots, one request after the other.
 
@@ -60,6 +77,7 @@ class StepInputs:
         sample_slots: int32[k], the slots that sample a token.
         sample_positions: int32[k], where in the request that token will stand.
         sample_rows: int64[k] on the device, rows of the flat arrays that need logits; None is every row.
+        prompt_spans: further rows that need logits, for log probabilities of prompts.
     """
 
     num_tokens: int
@@ -73,6 +91,7 @@ class StepInputs:
     sample_slots: Int32Array
     sample_positions: Int32Array
     sample_rows: torch.Tensor | None
+    prompt_spans: Sequence[PromptSpan] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +102,7 @@ class _Layout:
         slots, query_lens, query_offsets: as in `StepInputs`.
         token_slots: int32[t], the slot of each flat token.
         within: int64[t], its index among the tokens that its slot runs in this step.
-        pool_base, table_base: int64[t], flat index of its slot's row in token_pool and in block_table.
+        pool_base, table_base: int64[t], flat index of its slot's row in the token pool and in block_table.
     """
 
     slots: Int32Array
@@ -99,9 +118,9 @@ class _StepBuffers:
     """Device memory at fixed addresses that every step writes anew.
 
     Attributes:
-        token_index: int64[t], where in token_pool each token of the step is.
+        token_index: int64[t], where in the token pool each token of the step is.
         positions, slot_mapping, token_ids: as in `StepInputs`.
-        sample_index: int64[s], where in token_pool each sampled token goes.
+        sample_index: int64[s], where in the token pool each sampled token goes.
         sample_rows: as in `StepInputs`.
     """
 
@@ -128,20 +147,19 @@ class InputBatch:
         self.columns = columns
         seqs = shape.max_num_seqs
         # One more than may be computed: the last token of a full request is sampled but never run.
-        self._pool_width = shape.max_model_len + 1
-        self._pool = zeros((seqs * self._pool_width,), torch.int32, device)
+        self.tokens = TokenPool(seqs, shape.max_model_len + 1, device)
         self.block_table = np.zeros((seqs, -(-shape.max_model_len // shape.block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(seqs, dtype=np.int32)
         self.num_known = np.zeros(seqs, dtype=np.int32)
         self.num_computed = np.zeros(seqs, dtype=np.int32)
         self._buffers = _StepBuffers(seqs, max(shape.max_num_tokens, seqs), device)
         self._layout = self._lay_out(EMPTY, EMPTY)
+        # slot → (num_prompt, num_top) of prompts whose log probabilities are wanted and not all computed.
+        self._reporting: dict[int, tuple[int, int]] = {}
 
     def known_tokens(self, slot: int) -> Int32Array:
         """A copy of all known tokens in `slot`, int32[num_known]."""
-        start = slot * self._pool_width
-        tokens: Int32Array = self._pool[start : start + int(self.num_known[slot])].cpu().numpy().copy()
-        return tokens
+        return self.tokens.read(slot, int(self.num_known[slot]))
 
     def apply(self, diff: StepDiff) -> None:
         """Patches the rows that `diff` names. Hot: once a step."""
@@ -149,6 +167,8 @@ class InputBatch:
             self.num_known[diff.leaves] = 0
             self.num_computed[diff.leaves] = 0
             self.num_blocks[diff.leaves] = 0
+            for slot in diff.leaves.tolist() if self._reporting else ():
+                self._reporting.pop(slot, None)
         for join in diff.joins:
             self._join(join)
         if len(diff.append_slots):
@@ -171,7 +191,7 @@ class InputBatch:
         slot_mapping -= block_index
 
         token_ids = buffers.token_ids[:count]
-        torch.index_select(self._pool, 0, buffers.token_index.publish(count), out=token_ids)
+        torch.index_select(self.tokens.flat, 0, buffers.token_index.publish(count), out=token_ids)
         context_lens = self.num_computed[layout.slots] + layout.query_lens
         sample_slots, sample_positions, sample_rows = self._sampling_rows(layout, context_lens)
         return StepInputs(
@@ -186,6 +206,7 @@ class InputBatch:
             sample_slots=sample_slots,
             sample_positions=sample_positions,
             sample_rows=sample_rows,
+            prompt_spans=self._prompt_spans(layout) if self._reporting else (),
         )
 
     def commit(self, step: StepInputs, token_ids: torch.Tensor | None) -> None:
@@ -200,9 +221,9 @@ class InputBatch:
             return
         count = len(step.sample_slots)
         index = self._buffers.sample_index.host[:count]
-        np.multiply(step.sample_slots, self._pool_width, out=index, dtype=np.int64)
+        np.multiply(step.sample_slots, self.tokens.width, out=index, dtype=np.int64)
         index += step.sample_positions
-        self._pool.index_copy_(0, self._buffers.sample_index.publish(count), token_ids)
+        self.tokens.flat.index_copy_(0, self._buffers.sample_index.publish(count), token_ids)
         self.num_known[step.sample_slots] = step.sample_positions + 1
 
     def _sampling_rows(
@@ -221,15 +242,32 @@ class InputBatch:
         self._buffers.sample_rows.host[: len(slots)] = last_rows
         return slots, positions, self._buffers.sample_rows.publish(len(slots))
 
+    def _prompt_spans(self, layout: _Layout) -> list[PromptSpan]:
+        """What this step can tell of the prompts that want to know; those it completes are forgotten."""
+        spans = []
+        for slot, (num_prompt, num_top) in list(self._reporting.items()):
+            for index in np.flatnonzero(layout.slots == slot).tolist():
+                start = int(self.num_computed[slot]) + 1
+                end = start + int(layout.query_lens[index])
+                if end >= num_prompt:
+                    del self._reporting[slot]
+                count = min(end, num_prompt) - start
+                if count > 0:
+                    first_row = int(layout.query_offsets[index])
+                    spans.append(PromptSpan(slot, first_row, start, count, num_top))
+        return spans
+
     def _join(self, join: Join) -> None:
         slot, count = join.slot, len(join.tokens)
-        start = slot * self._pool_width
-        self._pool[start : start + count] = torch.tensor(join.tokens, dtype=torch.int32)
+        self.tokens.write(slot, join.tokens)
         self.num_known[slot] = count
         self.num_computed[slot] = join.num_computed
         self.num_blocks[slot] = len(join.blocks)
         self.block_table[slot, : len(join.blocks)] = join.blocks
         self.columns.put(slot, join.params, join.num_prompt)
+        self._reporting.pop(slot, None)
+        if join.params.prompt_logprobs is not None:
+            self._reporting[slot] = (join.num_prompt, join.params.prompt_logprobs)
 
     def _append_blocks(self, slots: Int32Array, blocks: Int32Array) -> None:
         """Appends blocks[i] to the table of slots[i], in order where a slot comes more than once."""
@@ -254,6 +292,6 @@ class InputBatch:
             query_offsets=offsets,
             token_slots=token_slots,
             within=np.arange(len(token_slots)) - np.repeat(offsets[:-1], query_lens),
-            pool_base=base * self._pool_width,
+            pool_base=base * self.tokens.width,
             table_base=base * self.block_table.shape[1],
         )

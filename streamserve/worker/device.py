@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from streamserve.errors import ConfigError
 from streamserve.worker.host_memory import available_bytes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -32,13 +30,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number format called `name`; `auto` is bfloat16 where the processor has it, else float32.
+    """The number format called `name`; `auto` is float32 on a CPU, bfloat16 on CUDA.
 
     Raises:
         ConfigError: no format is called so.
     """
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" or _cpu_has_bfloat16() else "float32"
+        name = "bfloat16" if device.type == "cuda" else "float32"
     if name not in _DTYPES:
         raise ConfigError(f"--dtype {name}: not supported; use {', '.join(_DTYPES)}")
     return _DTYPES[name]
@@ -68,11 +66,3 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     # NumPy asks the kernel for zero pages where torch would write the zeros.
     num_bytes = math.prod(shape) * int(dtype.itemsize)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
-
-
-def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    try:
-        words = cpuinfo.read_text().split()
-    except OSError:
-        return False
-    return not _BFLOAT16_FLAGS.isdisjoint(words)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from streamserve.engine.step import EMPTY, StepDiff, StepResult
+from streamserve.engine.step import EMPTY, PromptLogprobs, StepDiff, StepResult
 from streamserve.worker.attention.base import AttentionBackend
 from streamserve.worker.batch import InputBatch, StepInputs
+from streamserve.worker.logprobs import read_prompt_logprobs
 from streamserve.worker.models.llama import LlamaModel
-from streamserve.worker.sampler import Sampler
+from streamserve.worker.sampler import Sampled, Sampler
 
 
 class ModelRunner:
@@ -37,19 +38,28 @@ class ModelRunner:
             if step.num_tokens == 0:
                 return StepResult(diff.step, EMPTY, EMPTY)
             hidden = self._forward(step)
-            token_ids = self._sample(step, hidden)
-            self._batch.commit(step, token_ids)
-            if token_ids is None:
-                return StepResult(diff.step, EMPTY, EMPTY)
-            return StepResult(diff.step, step.sample_slots, token_ids.cpu().numpy())
+            prompt_logprobs = self._prompt_logprobs(step, hidden) if step.prompt_spans else ()
+            sampled = self._sample(step, hidden)
+            if sampled is None:
+                self._batch.commit(step, None)
+                return StepResult(diff.step, EMPTY, EMPTY, prompt_logprobs=prompt_logprobs)
+            self._batch.commit(step, sampled.token_ids)
+            token_ids = sampled.token_ids.cpu().numpy()
+            return StepResult(diff.step, step.sample_slots, token_ids, sampled.logprobs, prompt_logprobs)
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         metadata = self._attention.build(self._batch, step)
         return self._model.forward(step.token_ids, step.positions, self._attention, metadata)
 
-    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> torch.Tensor | None:
-        """int32[k], or None when no request has run all its known tokens."""
+    def _sample(self, step: StepInputs, hidden: torch.Tensor) -> Sampled | None:
+        """A token for each request, or None when none has run all its known tokens."""
         if len(step.sample_slots) == 0:
             return None
         rows = hidden if step.sample_rows is None else hidden.index_select(0, step.sample_rows)
         return self._sampler.sample(self._model.logits(rows), step.sample_slots, step.sample_positions)
+
+    def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> list[PromptLogprobs]:
+        model = self._model
+        return read_prompt_logprobs(
+            step.prompt_spans, hidden, model.logits, self._batch.tokens, model.config.vocab_size
+        )

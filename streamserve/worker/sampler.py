@@ -1,5 +1,8 @@
 """Chooses one token for each row of logits.
 
+First come the rules of the requests that have any: allowed ids, bad words, min_tokens, logit bias, penalties
+(`logit_rules`). Log probabilities are those from before. A step without such requests skips all that.
+
 Filters come in the usual order, each on what the one before left over: temperature, min_p, top_k, top_p.
 Rows are split by what the host knows about them: greedy ones take the argmax; those without top_k and top_p
 draw from the whole vocabulary; the others are cut to a sorted list of candidates first, which is short
@@ -8,13 +11,19 @@ unless the distribution is flat.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from streamserve.engine.step import Int32Array
+from streamserve.messages import Logprobs
 from streamserve.worker.gumbel import gumbel_noise, noise_bits, row_keys
+from streamserve.worker.logit_rules import LogitRules
+from streamserve.worker.logprobs import read_logprobs
 from streamserve.worker.sampling_columns import SamplingColumns
+from streamserve.worker.token_pool import TokenPool
 
 # Lengths of candidate lists: a row goes on to the next one only if its nucleus does not fit. The likeliest
 # few hundred are found ten times faster than a vocabulary is sorted.
@@ -23,34 +32,78 @@ CANDIDATES = (512, 4096)
 _NOISE_ELEMENTS = 1 << 18
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What came of one step's logits.
+
+    Attributes:
+        token_ids: int32[k] on the device.
+        logprobs: of `token_ids`; rows of slots that did not ask mean nothing. None when no slot asked.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: Logprobs | None = None
+
+
 class Sampler:
     """Samples for the slots of a batch.
 
     Args:
         columns: the slots' settings.
+        pool: known tokens of every slot.
         vocab_size: width of the logits.
         device: where the logits are.
     """
 
-    def __init__(self, columns: SamplingColumns, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, columns: SamplingColumns, pool: TokenPool, vocab_size: int, device: torch.device
+    ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
         self._device = device
+        self._rules = LogitRules(columns, pool, vocab_size)
         self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._list_lengths = [length for length in CANDIDATES if length < vocab_size] + [vocab_size]
 
-    def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> Sampled:
         """One token id for each row. Hot: once a step.
 
         Args:
             logits: float32[k, vocab_size]; overwritten.
             slots: int32[k], whose settings apply to each row.
-            positions: int32[k], known tokens of each row before this one.
-
-        Returns:
-            int32[k] on the device.
+            positions: int32[k], known tokens of each row before this one; all of them are in the pool.
         """
-        self._hold_back_stops(logits, slots, positions)
+        columns = self._columns
+        if columns.is_plain[slots].all():
+            return Sampled(self._choose(logits, slots, positions))
+        asking = np.flatnonzero(columns.wants_logprobs[slots])
+        has_rules = columns.has_rules[slots].any()
+        is_untouched = len(asking) == len(slots) and not has_rules and columns.is_greedy[slots].all()
+        raw = logits if is_untouched else logits.index_select(0, self._to_device(asking))
+        if has_rules:
+            self._rules.apply(logits, slots, positions)
+        token_ids = self._choose(logits, slots, positions)
+        if len(asking) == 0:
+            return Sampled(token_ids)
+        return Sampled(token_ids, self._report(raw, asking, token_ids, slots))
+
+    def _report(
+        self, raw: torch.Tensor, asking: npt.NDArray[np.int64], token_ids: torch.Tensor, slots: Int32Array
+    ) -> Logprobs:
+        """Log probabilities by `raw`, the untouched logits of the rows `asking`, among rows of zeros."""
+        num_top = int(self._columns.num_top[slots[asking]].max())
+        chosen_ids = token_ids.index_select(0, self._to_device(asking)).to(torch.int64)
+        read = read_logprobs(raw, chosen_ids, num_top).to_host()
+        if len(asking) == len(slots):
+            return read
+        chosen = np.zeros(len(slots), dtype=np.float32)
+        top_ids = np.zeros((len(slots), num_top), dtype=np.int32)
+        top = np.zeros((len(slots), num_top), dtype=np.float32)
+        chosen[asking], top_ids[asking], top[asking] = read.chosen, read.top_ids, read.top
+        return Logprobs(chosen, top_ids, top)
+
+    def _choose(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
+        """int32[k] on the device, by temperature and filters; overwrites `logits`."""
         greedy = self._columns.is_greedy[slots]
         if greedy.all():
             return logits.argmax(-1).to(torch.int32)
@@ -68,14 +121,6 @@ class Sampler:
                 index = self._to_device(rows)
                 token_ids[index] = draw(logits.index_select(0, index), slots[rows], positions[rows])
         return token_ids.to(torch.int32)
-
-    def _hold_back_stops(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> None:
-        """No end before min_tokens: -inf for the ids that would end a row too early."""
-        is_early = positions < self._columns.stops_from[slots]
-        if is_early.any():
-            rows = np.flatnonzero(is_early)
-            ids = self._to_device(self._columns.stop_ids[slots[rows]])
-            logits[self._to_device(rows).unsqueeze(1), ids] = -torch.inf
 
     def _take_likeliest(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
         return logits.argmax(-1)

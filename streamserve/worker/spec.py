@@ -12,7 +12,7 @@ class WorkerSpec:
     Attributes:
         model_path: local Hugging Face folder: config.json, generation_config.json, safetensors weights.
         load_format: `dummy` fills the weights with random numbers; anything else reads safetensors.
-        dtype: `float32`, `bfloat16`, `float16`, or `auto` for what the device computes fastest.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: float32 on a CPU, bfloat16 on CUDA.
         device: `cpu`, `cuda`, or `auto` for CUDA where there is one.
         seed: of the dummy weights.
         max_model_len: most tokens of one request; None is the model's own limit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.spec import WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
+
+# More threads than that a core are a slip of the keyboard; the OpenMP runtime would end the process over them.
+_MOST_THREADS_PER_CORE = 8
 
 
 class Worker:
@@ -48,7 +52,7 @@ class Worker:
         """
         spec = self._spec
         if spec.cpu_threads:
-            torch.set_num_threads(spec.cpu_threads)
+            torch.set_num_threads(_checked_threads(spec.cpu_threads))
         device = resolve_device(spec.device)
         dtype = resolve_dtype(spec.dtype, device)
         config = read_decoder_config(Path(spec.model_path))
@@ -58,14 +62,9 @@ class Worker:
         bytes_per_block = block_bytes(config, spec.block_size, dtype)
         num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device)
         cache = allocate(config, num_blocks, spec.block_size, dtype, device)
-        columns = SamplingColumns(spec.max_num_seqs, config.vocab_size, config.eos_token_ids)
-        shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, max_model_len, spec.block_size)
-        self._runner = ModelRunner(
-            model,
-            InputBatch(shape, columns, device),
-            TorchPagedAttention(cache),
-            Sampler(columns, config.vocab_size, device),
-        )
+        columns, batch = self._batch(config, max_model_len, device)
+        sampler = Sampler(columns, batch.tokens, config.vocab_size, device)
+        self._runner = ModelRunner(model, batch, TorchPagedAttention(cache), sampler)
         progress("allocating the KV cache", 1.0)
         return WorkerFacts(
             num_blocks=num_blocks,
@@ -111,6 +110,28 @@ class Worker:
             lambda share: progress("loading weights", share),
         )
         return model, weights_bytes
+
+
+    def _batch(
+        self, config: DecoderConfig, max_model_len: int, device: torch.device
+    ) -> tuple[SamplingColumns, InputBatch]:
+        spec = self._spec
+        try:
+            columns = SamplingColumns(spec.max_num_seqs, config.vocab_size, config.eos_token_ids)
+            shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, max_model_len, spec.block_size)
+            return columns, InputBatch(shape, columns, device)
+        except (MemoryError, RuntimeError) as error:
+            raise ConfigError(
+                f"no memory for {spec.max_num_seqs} requests of {max_model_len} tokens; "
+                "lower --max-num-seqs or --max-model-len"
+            ) from error
+
+
+def _checked_threads(num_threads: int) -> int:
+    most = _MOST_THREADS_PER_CORE * (os.cpu_count() or 1)
+    if num_threads > most:
+        raise ConfigError(f"--cpu-threads {num_threads}: at most {most} on this machine; 0 is one a core")
+    return num_threads
 
 
 def _max_model_len(spec: WorkerSpec, config: DecoderConfig) -> int:

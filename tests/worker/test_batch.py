@@ -18,7 +18,23 @@ pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
 SHAPE = BatchShape(max_num_seqs=6, max_num_tokens=24, max_model_len=64, block_size=4)
-COLUMNS = ("is_greedy", "temperature", "top_p", "top_k", "min_p", "seed_keys", "stops_from")
+COLUMNS = (
+    "is_greedy",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed_keys",
+    "is_plain",
+    "has_rules",
+    "stops_from",
+    "has_penalties",
+    "presence",
+    "frequency",
+    "repetition",
+    "wants_logprobs",
+    "num_top",
+)
 
 
 def new_batch() -> InputBatch:
@@ -163,7 +179,20 @@ def test_join_takes_read_only_tokens() -> None:
 
 def test_columns_of_a_reused_slot_are_those_of_the_last_join() -> None:
     batch, fresh = new_batch(), new_batch()
-    old = SamplingParams(max_tokens=9, min_tokens=4, temperature=0.3, top_k=3, top_p=0.4, min_p=0.2, seed=8)
+    old = SamplingParams(
+        max_tokens=9,
+        min_tokens=4,
+        temperature=0.3,
+        top_k=3,
+        top_p=0.4,
+        min_p=0.2,
+        seed=8,
+        presence_penalty=1.0,
+        frequency_penalty=-1.0,
+        repetition_penalty=3.0,
+        bad_words=((1,),),
+        logprobs=7,
+    )
     new = SamplingParams(max_tokens=9, temperature=0.0, seed=-5)
     join = Join(2, int32(1, 2), 2, 0, int32(0), new)
     batch.apply(StepDiff(step=1, joins=[Join(2, int32(1), 1, 0, int32(0), old)]))
@@ -172,3 +201,4 @@ def test_columns_of_a_reused_slot_are_those_of_the_last_join() -> None:
     for name in COLUMNS:
         patched, rebuilt = getattr(batch.columns, name)[2], getattr(fresh.columns, name)[2]
         assert np.array_equal(patched, rebuilt), name
+    assert batch.columns.token_lists == {}

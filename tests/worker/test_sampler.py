@@ -11,6 +11,7 @@ import torch
 from streamserve.sampling import SamplingParams
 from streamserve.worker.sampler import CANDIDATES, Sampler, cut_candidates
 from streamserve.worker.sampling_columns import SamplingColumns
+from streamserve.worker.token_pool import TokenPool
 
 pytestmark = pytest.mark.torch
 
@@ -47,10 +48,10 @@ def draw(
     columns = SamplingColumns(len(params), logits.shape[1], eos)
     for slot, one in enumerate(params):
         columns.put(slot, one, num_prompt)
-    sampler = Sampler(columns, logits.shape[1], CPU)
+    sampler = Sampler(columns, TokenPool(len(params), 8, CPU), logits.shape[1], CPU)
     slots = np.arange(len(params), dtype=np.int32)
     places = np.array(positions or [num_prompt] * len(params), dtype=np.int32)
-    return sampler.sample(torch.tensor(logits, dtype=torch.float32), slots, places).numpy()
+    return sampler.sample(torch.tensor(logits, dtype=torch.float32), slots, places).token_ids.numpy()
 
 
 def many(count: int, **settings: float) -> list[SamplingParams]:
@@ -239,8 +240,9 @@ def test_a_slot_forgets_its_predecessor() -> None:
     columns.put(0, SamplingParams(max_tokens=9, temperature=0.0), 2)
     logits = torch.zeros(1, 8)
     logits[0, 2] = 1.0
-    slots = np.zeros(1, dtype=np.int32)
-    assert Sampler(columns, 8, CPU).sample(logits, slots, np.array([3], dtype=np.int32)).tolist() == [2]
+    sampler = Sampler(columns, TokenPool(1, 8, CPU), 8, CPU)
+    sampled = sampler.sample(logits, np.zeros(1, dtype=np.int32), np.array([3], dtype=np.int32))
+    assert sampled.token_ids.tolist() == [2]
 
 
 def test_greedy_steps_ask_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +250,7 @@ def test_greedy_steps_ask_the_device_nothing(monkeypatch: pytest.MonkeyPatch) ->
     columns = SamplingColumns(4, 32, ())
     for slot in range(4):
         columns.put(slot, SamplingParams(max_tokens=9, temperature=0.0), 1)
-    sampler = Sampler(columns, 32, CPU)
+    sampler = Sampler(columns, TokenPool(4, 8, CPU), 32, CPU)
 
     def forbidden(*_: object) -> None:
         raise AssertionError("synchronised")
@@ -259,4 +261,5 @@ def test_greedy_steps_ask_the_device_nothing(monkeypatch: pytest.MonkeyPatch) ->
     slots = np.arange(4, dtype=np.int32)
     result = sampler.sample(logits, slots, slots)
     monkeypatch.undo()
-    assert result.tolist() == [0, 0, 0, 0]
+    assert result.token_ids.tolist() == [0, 0, 0, 0]
+    assert result.logprobs is None

@@ -58,8 +58,8 @@ def test_facts_and_progress(tiny_model: Path, spec_for: Callable[..., WorkerSpec
 
 def test_auto_dtype_and_device(tiny_model: Path, spec_for: Callable[..., WorkerSpec]) -> None:
     facts = start(spec_for(tiny_model, dtype="auto", device="auto"))
-    assert facts.dtype in ("float32", "bfloat16")
-    assert facts.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    has_cuda = torch.cuda.is_available()
+    assert (facts.device, facts.dtype) == (("cuda", "bfloat16") if has_cuda else ("cpu", "float32"))
 
 
 def test_dummy_weights_run(tiny_model: Path, tmp_path: Path, spec_for: Callable[..., WorkerSpec]) -> None:
@@ -111,6 +111,8 @@ def test_default_memory_is_a_quarter_of_what_is_free(
         ({"num_blocks_override": 10**10}, "only .* are free"),
         ({"device": "tpu"}, "--device tpu"),
         ({"dtype": "int8"}, "--dtype int8"),
+        ({"cpu_threads": 100_000_000}, "--cpu-threads 100000000: at most [0-9]+ on this machine"),
+        ({"max_num_seqs": 10**15}, f"no memory for {10**15} requests.*--max-num-seqs or --max-model-len"),
     ],
 )
 def test_errors_name_the_option(

@@ -127,6 +127,10 @@ class TorchPagedAttention(AttentionBackend):
         metadata: Any,
     ) -> None:
         """See `AttentionBackend.forward`. Hot: once a layer and step."""
+        if self._dtype == torch.float16:
+            # Float16 overflows. Padding rows and reused blocks still hold what earlier requests left in them;
+            # attention weighs it with 0, and 0 times infinity is not 0.
+            k, v = k.nan_to_num(), v.nan_to_num()
         self._flat_keys[layer].index_copy_(0, metadata.slot_mapping, k)
         self._flat_values[layer].index_copy_(0, metadata.slot_mapping, v)
         for group in metadata.groups:

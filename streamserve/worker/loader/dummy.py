@@ -15,8 +15,13 @@ def fill_random(
     """Fills `destinations` from `seed`: the same numbers on every device and in every run.
 
     Matrices keep the scale of their input, norms are 1, biases 0.
+
+    Args:
+        destinations: checkpoint name → parameter, or the part of one, to fill.
+        seed: any whole number; torch takes 64 bits of it.
+        progress: called with the share done, from 0 to 1.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 2**64)
     for index, (name, target) in enumerate(destinations.items()):
         if target.dim() == 1:
             target.fill_(1.0 if name.endswith("norm.weight") else 0.0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import reprlib
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ _TRAITS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {**_LLAMA, "qk_norm": True, "window": "use_sliding_window"},
 }
 _ROPE_TYPES = ("default", "linear", "llama3")
+# Far beyond any model; products of sizes still fit into 64 bits, and so many layers are built in no time.
+_MOST_WIDTH, _MOST_LAYERS = 2**24, 10_000
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +94,25 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
     """Reads config.json and generation_config.json of a model folder.
 
     Raises:
-        ConfigError: no such file, not JSON, or something in it that this worker does not support.
+        ConfigError: no such file, not JSON, or something in it that this worker does not support or that no
+            model can have; names the file and the field.
     """
-    path = folder / "config.json"
+    path, generation_path = folder / "config.json", folder / "generation_config.json"
     config = _read_json(path)
     if config is None:
         raise ConfigError(f"{folder}: no config.json; MODEL must be a Hugging Face model folder")
-    generation = _read_json(folder / "generation_config.json") or {}
+    with _blamed_on(generation_path):
+        eos_token_ids = _eos_token_ids(_read_json(generation_path) or {})
+    with _blamed_on(path):
+        if eos_token_ids is None:
+            eos_token_ids = _eos_token_ids(config)
+        return _parse(config, eos_token_ids or ())
+
+
+@contextlib.contextmanager
+def _blamed_on(path: Path) -> Iterator[None]:
     try:
-        return _parse(config, _eos_token_ids(generation, config))
-    except KeyError as error:
-        raise ConfigError(f"{path}: {error.args[0]} is missing") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+        yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -110,7 +122,7 @@ def _read_json(path: Path) -> Json | None:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: not a JSON object")
@@ -121,28 +133,29 @@ def _parse(config: Json, eos_token_ids: tuple[int, ...]) -> DecoderConfig:
     architecture = _architecture(config)
     traits = _TRAITS[architecture]
     _check_supported(config)
-    num_heads = int(config["num_attention_heads"])
-    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+    hidden_size = _whole(config, "hidden_size")
+    num_heads = _whole(config, "num_attention_heads")
+    num_kv_heads = _whole(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}"
         )
     return DecoderConfig(
         architecture=architecture,
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        num_layers=int(config["num_hidden_layers"]),
+        vocab_size=_whole(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_whole(config, "intermediate_size"),
+        num_layers=_whole(config, "num_hidden_layers", most=_MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        head_dim=_head_dim(config, hidden_size, num_heads),
+        rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
         max_position=_max_position(config, traits["window"]),
         rope=_rope(config),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_word_embeddings=_flag(config, "tie_word_embeddings"),
         qkv_bias=_trait(config, traits["qkv_bias"]),
         output_bias=_trait(config, traits["output_bias"]),
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=_flag(config, "mlp_bias"),
         qk_norm=traits["qk_norm"],
         eos_token_ids=eos_token_ids,
     )
@@ -150,10 +163,12 @@ def _parse(config: Json, eos_token_ids: tuple[int, ...]) -> DecoderConfig:
 
 def _architecture(config: Json) -> str:
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"architectures must be a list of names, not {reprlib.repr(names)}")
     for name in names:
         if name in _TRAITS:
             return str(name)
-    named = ", ".join(map(str, names)) or "none named"
+    named = ", ".join(names) or "none named"
     raise ConfigError(f"architecture not supported ({named}); supported are {', '.join(_TRAITS)}")
 
 
@@ -163,50 +178,111 @@ def _check_supported(config: Json) -> None:
         raise ConfigError(f"hidden_act {activation} is not supported, only silu")
     if config.get("quantization_config"):
         raise ConfigError("quantized weights (quantization_config) are not supported")
-    rotary_share = (config.get("rope_parameters") or config).get("partial_rotary_factor", 1.0)
+    rotary_share = _positive(_object(config, "rope_parameters") or config, "partial_rotary_factor", 1.0)
     if rotary_share != 1.0:
         raise ConfigError(f"partial_rotary_factor {rotary_share} is not supported, only 1.0")
 
 
 def _trait(config: Json, rule: bool | str) -> bool:
-    return bool(config.get(rule, False)) if isinstance(rule, str) else rule
+    return _flag(config, rule) if isinstance(rule, str) else rule
+
+
+def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise ConfigError(
+            f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
+        )
+    head_dim = _whole(config, "head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise ConfigError(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
+    return head_dim
 
 
 def _max_position(config: Json, window_rule: str | None) -> int:
     """The model's length; where it slides a window, only up to that: so far both attend to the same."""
-    max_position = int(config["max_position_embeddings"])
-    if window_rule is None or not config.get(window_rule):
+    max_position = _whole(config, "max_position_embeddings", most=_INT32_MAX)
+    if window_rule is None or (window_rule != "sliding_window" and not _flag(config, window_rule)):
         return max_position
-    window = config.get("sliding_window")
-    return min(max_position, int(window)) if window else max_position
+    return min(max_position, _whole(config, "sliding_window", max_position, most=_INT32_MAX))
 
 
 def _rope(config: Json) -> RopeConfig:
     """From `rope_parameters` or, in older files, `rope_theta` and `rope_scaling`."""
-    parameters: Json = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters = _object(config, "rope_parameters") or _object(config, "rope_scaling")
     rope_type = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if rope_type not in _ROPE_TYPES:
         raise ConfigError(f"rope type {rope_type} is not supported; supported are {', '.join(_ROPE_TYPES)}")
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    # Below 1, frequencies grow past what float32 holds.
+    theta = _positive(parameters, "rope_theta", _positive(config, "rope_theta", 10000.0, least=1.0), least=1.0)
     if rope_type == "default":
         return RopeConfig(theta)
-    factor = float(parameters["factor"])
+    factor = _positive(parameters, "factor", least=1.0)
     if rope_type == "linear":
         return RopeConfig(theta, rope_type, factor)
-    return RopeConfig(
-        theta,
-        rope_type,
-        factor,
-        float(parameters["low_freq_factor"]),
-        float(parameters["high_freq_factor"]),
-        int(parameters["original_max_position_embeddings"]),
-    )
+    low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
+    if high <= low:
+        raise ConfigError(f"high_freq_factor {high} must be above low_freq_factor {low}")
+    original = _whole(parameters, "original_max_position_embeddings", most=_INT32_MAX)
+    return RopeConfig(theta, rope_type, factor, low, high, original)
 
 
-def _eos_token_ids(generation: Json, config: Json) -> tuple[int, ...]:
-    value = generation.get("eos_token_id")
+def _eos_token_ids(config: Json) -> tuple[int, ...] | None:
+    value = config.get("eos_token_id")
     if value is None:
-        value = config.get("eos_token_id")
+        return None
+    ids = value if isinstance(value, list) else [value]
+    return tuple(_as_whole("eos_token_id", i, least=-1, most=_INT32_MAX) for i in ids)
+
+
+def _whole(config: Json, name: str, default: int | None = None, most: int = _MOST_WIDTH) -> int:
+    """A size: a whole number from 1 on. Here and below, null is the same as absent."""
+    value = config.get(name)
+    if value is not None:
+        return _as_whole(name, value, least=1, most=most)
+    if default is None:
+        raise ConfigError(f"{name} is missing")
+    return default
+
+
+def _as_whole(name: str, value: Any, least: int, most: int) -> int:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not is_whole or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number, not {reprlib.repr(value)}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, not {reprlib.repr(value)}")
+    if value > most:
+        raise ConfigError(f"{name} must be at most {most}, not {reprlib.repr(value)}")
+    return int(value)
+
+
+def _positive(config: Json, name: str, default: float | None = None, least: float = 0.0) -> float:
+    value = config.get(name)
     if value is None:
-        return ()
-    return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
+        if default is None:
+            raise ConfigError(f"{name} is missing")
+        return default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # The largest float bounds whole numbers too; NaN is in no range.
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise ConfigError(f"{name} must be a positive finite number, not {reprlib.repr(value)}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, not {reprlib.repr(value)}")
+    return float(value)
+
+
+def _flag(config: Json, name: str) -> bool:
+    value = config.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {reprlib.repr(value)}")
+    return value
+
+
+def _object(config: Json, name: str) -> Json:
+    value = config.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be an object, not {reprlib.repr(value)}")
+    return value

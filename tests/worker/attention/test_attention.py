@@ -146,6 +146,26 @@ def test_a_late_chunk_of_a_long_prompt_stays_small() -> None:
     assert largest < 40 << 20
 
 
+@pytest.mark.parametrize("junk", [torch.inf, -torch.inf, torch.nan])
+def test_float16_overflow_stays_with_its_request(junk: float) -> None:
+    """Its blocks are padding of another request in the next step and belong to one in the step after."""
+    rig = Rig(16, torch.float16)
+    broken = rig.join(0, 0, 48)
+    rig.batch.apply(
+        StepDiff(step=1, joins=[broken], slots=np.zeros(1, np.int32), num_tokens=np.array([48], np.int32))
+    )
+    step = rig.batch.prepare()
+    k = torch.full((48, KV_HEADS, HEAD_DIM), junk, dtype=torch.float16)
+    out = torch.empty(48, HEADS * HEAD_DIM, dtype=torch.float16)
+    metadata = rig.backend.build(rig.batch, step)
+    for layer in range(LAYERS):
+        rig.backend.forward(rig.tensor(48, HEADS, HEAD_DIM), k, k, out, layer=layer, metadata=metadata)
+    # Slot 0 goes to a short request, so its block table still names the old blocks behind the new one.
+    rig.check([(3, 1), (40, 1), (30, 1)])
+    rig.free = np.concatenate((broken.blocks, rig.free))
+    rig.check([(17, 1), (3, 1), (40, 1), (10, 20)])
+
+
 def test_declares_what_it_can() -> None:
     assert TorchPagedAttention.graph_support is GraphSupport.NEVER
     assert TorchPagedAttention.supports_block_size(1)

@@ -90,6 +90,45 @@ def test_wrong_shape(edited: Callable[..., Path]) -> None:
         load(folder, empty_model(folder))
 
 
+EMBEDDING = "model.embed_tokens.weight"
+KEY = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        (EMBEDDING, (500, 64), "check vocab_size"),
+        ("lm_head.weight", (512, 60), "check hidden_size"),
+        (EMBEDDING, (500, 60), "check vocab_size and hidden_size"),
+        (KEY, (16, 64), "check num_key_value_heads and head_dim"),
+        ("model.layers.0.self_attn.o_proj.weight", (64, 32), "check num_attention_heads and head_dim"),
+        (DOWN, (64, 100), "check intermediate_size"),
+        ("model.norm.weight", (60,), "check hidden_size"),
+        (EMBEDDING, (512, 64, 1), "check vocab_size and hidden_size"),
+    ],
+)
+def test_a_wrong_shape_names_the_field_of_config_json(
+    edited: Callable[..., Path], name: str, shape: tuple[int, ...], words: str
+) -> None:
+    folder = edited(lambda tensors: tensors.update({name: torch.zeros(shape)}))
+    with pytest.raises(ConfigError, match=f"{name} has shape .*; {words}$"):
+        load(folder, empty_model(folder))
+
+
+def test_weights_of_another_number_of_layers(edited: Callable[..., Path]) -> None:
+    name = "model.layers.2.mlp.down_proj.weight"
+    folder = edited(lambda tensors: tensors.update({name: torch.zeros(64, 128)}))
+    with pytest.raises(ConfigError, match=f"{name} has no place.*; check num_hidden_layers$"):
+        load(folder, empty_model(folder))
+
+
+@pytest.mark.parametrize("weight_map", ['{"a": 5}', '{"a": null}', '{"a": [1]}', "[]", "{", "[" * 100_000])
+def test_an_index_that_names_no_files(tiny_model: Path, tmp_path: Path, weight_map: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {weight_map}}}')
+    with pytest.raises(ConfigError, match="not an index"):
+        load(tmp_path, empty_model(tiny_model))
+
+
 def test_unknown_tensor(edited: Callable[..., Path]) -> None:
     folder = edited(lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     with pytest.raises(ConfigError, match=r"q_proj\.bias has no place"):
@@ -125,6 +164,14 @@ def test_dummy_weights_depend_on_the_seed_alone(tiny_model: Path, tmp_path: Path
         if tensor.dim() == 2:
             assert not torch.equal(tensor, other.destinations()[name]), name
     assert shares[-1] == 1.0
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 1, 2**64, -1, -(2**63), -(2**63) - 1, 10**30])
+def test_any_whole_number_is_a_seed_of_dummy_weights(tiny_model: Path, tmp_path: Path, seed: int) -> None:
+    first, again = empty_model(tiny_model), empty_model(tiny_model)
+    load(tmp_path, first, "dummy", seed=seed)
+    load(tmp_path, again, "dummy", seed=seed % 2**64)
+    assert torch.equal(first.embedding, again.embedding)
 
 
 def test_loading_makes_no_second_copy(tiny_model: Path) -> None:

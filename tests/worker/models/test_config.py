@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamserve.errors import ConfigError
 from streamserve.worker.models.config import read_decoder_config
@@ -117,13 +119,123 @@ def test_eos_ids(
         ({"quantization_config": {"quant_method": "gptq"}}, "quantiz"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
         ({"hidden_size": "absent"}, "hidden_size"),
-        ({"vocab_size": "many"}, "many"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number, not 'many'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"architectures": "Llama"}, "architectures must be a list of names, not 'Llama'"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures must be a list of names"),
+        ({"architectures": {"LlamaForCausalLM": 1}}, "architectures must be a list of names"),
+        ({"rope_parameters": [1]}, r"rope_parameters must be an object, not \[1\]"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, not 'linear'"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, not 'yes'"),
+        ({"attention_bias": 2}, "attention_bias must be true or false"),
+        ({"mlp_bias": [True]}, "mlp_bias must be true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id must be a whole number, not '</s>'"),
+        ({"eos_token_id": [2, None]}, "eos_token_id must be a whole number, not None"),
+        ({"eos_token_id": 2**40}, "eos_token_id must be at most 2147483647"),
+        ({"hidden_size": 60, "num_attention_heads": 8}, "num_attention_heads 8 does not divide hidden_size 60"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"rope_theta": 1e-300}, "rope_theta must be at least 1.0, not 1e-300"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1.0, not 0.5"),
+        ({"hidden_size": 60}, "head_dim 15 is odd"),
+        ({"hidden_size": "x" * 1000}, r"hidden_size must be a whole number, not 'x{,20}\.\.\.x{,20}'$"),
     ],
 )
 def test_refusals_name_the_cause(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         read_decoder_config(write(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (-64, "must be at least 1, not -64"),
+        (0, "must be at least 1, not 0"),
+        (10**30, "must be at most"),
+        (2.5, "must be a whole number, not 2.5"),
+        (True, "must be a whole number, not True"),
+        ([64], r"must be a whole number, not \[64\]"),
+        (float("nan"), "must be a whole number, not nan"),
+    ],
+)
+def test_sizes_are_positive_whole_numbers(tmp_path: Path, name: str, value: Any, words: str) -> None:
+    folder = write(tmp_path, architectures=["MistralForCausalLM"], **{name: value})
+    with pytest.raises(ConfigError, match=f"config.json: {name} {words}"):
+        read_decoder_config(folder)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1e-5, float("nan"), float("inf"), "1e-5", True, [1.0], 10**400])
+@pytest.mark.parametrize(
+    "name", ["rms_norm_eps", "rope_theta", "rope_theta in rope_parameters", "factor", "low_freq_factor"]
+)
+def test_factors_are_positive_finite_numbers(tmp_path: Path, name: str, value: Any) -> None:
+    field, _, inner = name.partition(" in ")
+    if inner or field in LLAMA3.keys() - {"rope_theta"}:
+        folder = write(tmp_path, rope_parameters=LLAMA3 | {field: value})
+    else:
+        folder = write(tmp_path, **{field: value})
+    with pytest.raises(ConfigError, match=rf"config.json: {field} must be a positive finite number, not "):
+        read_decoder_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"high_freq_factor": 1.0}, "high_freq_factor 1.0 must be above low_freq_factor 1.0"),
+        ({"high_freq_factor": 0.5}, "high_freq_factor 0.5 must be above low_freq_factor 1.0"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings must be at least 1"),
+        ({"factor": None}, "factor is missing"),
+    ],
+)
+def test_llama3_scaling_that_would_give_no_numbers(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_decoder_config(write(tmp_path, rope_scaling=LLAMA3 | changes))
+
+
+def test_null_is_absent_and_a_whole_float_is_whole(tmp_path: Path) -> None:
+    names = ("head_dim", "num_key_value_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters")
+    nothing: dict[str, Any] = dict.fromkeys((*names, "tie_word_embeddings", "attention_bias", "sliding_window"))
+    config = read_decoder_config(write(tmp_path, vocab_size=100.0, **nothing))
+    assert (config.vocab_size, config.head_dim, config.num_kv_heads) == (100, 16, 4)
+    assert (config.rms_norm_eps, config.rope.theta) == (1e-6, 10000.0)
+    with pytest.raises(ConfigError, match="hidden_size is missing"):
+        read_decoder_config(write(tmp_path, hidden_size=None))
+
+
+def test_a_head_wider_than_its_share_of_the_hidden_size(tmp_path: Path) -> None:
+    config = read_decoder_config(write(tmp_path, hidden_size=60, num_attention_heads=8, head_dim=32))
+    assert config.head_dim == 32
+
+
+def test_a_wrong_end_token_is_reported_for_the_file_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/generation_config\.json: eos_token_id must be a whole number"):
+        read_decoder_config(write(tmp_path, {"eos_token_id": "</s>"}))
 
 
 def test_refuses_a_folder_without_config(tmp_path: Path) -> None:
@@ -135,3 +247,30 @@ def test_refuses_a_folder_without_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="object"):
         read_decoder_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="JSON"):
+        read_decoder_config(tmp_path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(LLAMA3)), inner),
+    max_leaves=5,
+)
+FIELDS = (*BASE, *LLAMA3, "head_dim", "hidden_act", "rope_scaling", "rope_parameters", "tie_word_embeddings")
+FIELDS = (*FIELDS, "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "partial_rotary_factor")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
+def test_whatever_is_in_it_there_is_a_config_or_a_line(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], has_generation: bool
+) -> None:
+    folder = write(tmp_path_factory.mktemp("any"), changes if has_generation else None, **changes)
+    try:
+        config = read_decoder_config(folder)
+    except ConfigError as error:
+        assert str(error).startswith(str(folder))
+        return
+    assert config.num_heads % config.num_kv_heads == 0 < config.num_kv_heads
+    assert config.head_dim % 2 == 0 < config.head_dim
+    assert config.rms_norm_eps > 0
