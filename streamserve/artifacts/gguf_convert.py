@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.artifacts.gguf_config import MODEL_CLASSES, generation_config, model_config
-from streamserve.artifacts.gguf_metadata import GgufMetadata
+from streamserve.artifacts.gguf_metadata import GgufMetadata, one_line
 from streamserve.artifacts.gguf_tokenizer import build_tokenizer, tokenizer_config
 from streamserve.artifacts.safetensors_file import Float32Array, TensorSource, write_safetensors
 from streamserve.errors import ConfigError
@@ -38,6 +38,8 @@ _LAYER_MODULES = {
 }
 # Values turned to float32 at a time: large enough for NumPy, small enough for the processor's cache.
 _PIECE_VALUES = 2**19
+# What comes of values that no tool would have written: zeros, numbers for text, lengths beyond all bounds.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError)
 
 
 def convert_gguf(source: Path, folder: Path, dtype: str, progress: Callable[[str, float], None]) -> None:
@@ -47,9 +49,17 @@ def convert_gguf(source: Path, folder: Path, dtype: str, progress: Callable[[str
 
     Raises:
         ConfigError: the file is damaged or holds something that cannot be served.
+        OSError: `folder` cannot be written to.
     """
     what = f"converting {source.name} to {dtype}"
     progress(what, 0.0)
+    try:
+        _convert(source, folder, dtype, lambda done: progress(what, done))
+    except _DAMAGE as error:
+        raise ConfigError(f"MODEL {source}: the GGUF file is damaged ({one_line(error)}).") from error
+
+
+def _convert(source: Path, folder: Path, dtype: str, progress: Callable[[float], None]) -> None:
     reader = _open(source)
     metadata = GgufMetadata(source, {name: field.contents() for name, field in reader.fields.items()})
     split = reader.fields.get("split.count")
@@ -69,7 +79,7 @@ def convert_gguf(source: Path, folder: Path, dtype: str, progress: Callable[[str
     _write_json(folder / "generation_config.json", generation_config(metadata))
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
-    write_safetensors(folder / "model.safetensors", dtype, sources, lambda done: progress(what, done))
+    write_safetensors(folder / "model.safetensors", dtype, sources, progress)
 
 
 def _open(source: Path) -> Any:
@@ -79,7 +89,7 @@ def _open(source: Path) -> Any:
     try:
         return GGUFReader(source)
     except (ValueError, IndexError, KeyError) as error:
-        raise ConfigError(f"MODEL {source}: the GGUF file is damaged or cut short ({error}).") from error
+        raise ConfigError(f"MODEL {source}: the GGUF file is damaged or cut short ({one_line(error)}).") from error
 
 
 def _vocab_size(metadata: GgufMetadata, tensors: dict[str, Any]) -> int:

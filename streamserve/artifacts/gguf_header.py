@@ -31,6 +31,8 @@ def read_architecture(path: Path) -> str:
             return _read_architecture(file)
     except OSError as error:
         raise ConfigError(f"MODEL {path}: cannot be read ({error.strerror}).") from error
+    except RecursionError as error:
+        raise ConfigError(f"MODEL {path}: the GGUF file is damaged ({error}).") from error
     except (struct.error, ValueError) as error:
         raise ConfigError(f"MODEL {path}: {error}; give a GGUF file or a Hugging Face folder.") from error
 

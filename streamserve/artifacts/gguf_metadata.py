@@ -54,3 +54,8 @@ class GgufMetadata:
         if value is _MISSING:
             raise self.error(f"the GGUF file lacks the key {key}; convert the model again with a newer tool.")
         return value
+
+
+def one_line(error: Exception) -> str:
+    """What `error` says, without the line breaks of some libraries."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from streamserve.artifacts.gguf_metadata import GgufMetadata
+from streamserve.artifacts.gguf_metadata import GgufMetadata, one_line
 
 _SPACE = "\u2581"
 
@@ -132,13 +132,18 @@ def tokenizer_config(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def _byte_level_bpe(metadata: GgufMetadata) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import decoders, normalizers
 
     rule = _word_rule(metadata)
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.tokenizer("ggml.merges")]
-    tokenizer = Tokenizer(
-        models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=rule.whole_words)
-    )
+    vocabulary = _vocabulary(metadata)
+    merges = []
+    for merge in metadata.tokenizer("ggml.merges"):
+        left, _, right = merge.partition(" ")
+        # The library reports some of these, and panics over others.
+        if not vocabulary.keys() >= {left, right, left + right}:
+            raise metadata.error(f"the GGUF file is damaged: it merges {merge!r}, not all of which are tokens.")
+        merges.append((left, right))
+    tokenizer = _bpe(metadata, vocabulary, merges, ignore_merges=rule.whole_words)
     if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
@@ -147,18 +152,17 @@ def _byte_level_bpe(metadata: GgufMetadata) -> Any:
 
 
 def _sentencepiece_bpe(metadata: GgufMetadata) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import decoders, normalizers
 
     vocabulary = _vocabulary(metadata)
     merges = _merges_from_scores(vocabulary, metadata.tokenizer("ggml.scores"))
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            unk_token=_token(metadata, "unknown"),
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+    tokenizer = _bpe(
+        metadata,
+        vocabulary,
+        merges,
+        unk_token=_token(metadata, "unknown"),
+        fuse_unk=True,
+        byte_fallback=True,
     )
     prefix = bool(metadata.tokenizer("ggml.add_space_prefix", True))
     spaces = [normalizers.Prepend(_SPACE)] if prefix else []
@@ -166,6 +170,18 @@ def _sentencepiece_bpe(metadata: GgufMetadata) -> Any:
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
+
+
+def _bpe(
+    metadata: GgufMetadata, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **options: Any
+) -> Any:
+    from tokenizers import Tokenizer, models
+
+    try:
+        return Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
+    # The library raises bare Exception for any fault in the tables.
+    except Exception as error:
+        raise metadata.error(f"the GGUF file is damaged: no tokenizer ({one_line(error)}).") from error
 
 
 def _merges_from_scores(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

@@ -85,7 +85,7 @@ def native_dtype(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def _locate(config: ModelConfig, progress: Progress) -> tuple[Path, str]:
     """The folder or GGUF file on this machine, and the model's own name."""
     model = config.model if config.model is not None else DEFAULT_ALIAS
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # unlike Path.expanduser, never raises
     if os.path.exists(path):  # unlike Path.exists, False where looking is not permitted
         path = path.resolve()
         is_gguf = path.is_file() and path.suffix.lower() == _GGUF_SUFFIX

@@ -8,8 +8,10 @@ from contextlib import closing
 from typing import Any
 
 from streamserve.errors import RequestFailed
+from streamserve.terminal.options import check_options
 from streamserve.terminal.screen import Screen
 from streamserve.terminal.server import Server
+from streamserve.terminal.streams import lines, open_stdin, open_stdout
 
 PROMPT = "> "
 
@@ -23,23 +25,26 @@ def chat(url: str, options: dict[str, Any], system: str | None) -> int:
         system: the system message, if any.
 
     Raises:
+        ConfigError: an option is no number, or stdin or stdout is closed.
         RequestFailed: the server cannot be reached, or fails while stdin is no terminal.
+        StreamserveError: stdin cannot be read, or stdout not written to.
     """
-    is_interactive = sys.stdin.isatty()
+    check_options(options)
+    stdin, screen = open_stdin(), Screen(open_stdout())
     with Server(url) as server:
         request = {"model": options.get("model") or server.first_model()} | options
-        conversation = Conversation(server, request, system, Screen(sys.stdout))
-        if is_interactive:
+        conversation = Conversation(server, request, system, screen)
+        if stdin.isatty():
             print(f"Talking to {request['model']}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
-            _talk(conversation)
+            _talk(conversation, screen)
         else:
-            for turn in sys.stdin:
+            for turn in lines(stdin):
                 if turn.strip():
                     conversation.say(turn.rstrip("\r\n"))
     return 0
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: Conversation, screen: Screen) -> None:
     # Importing it gives input() line editing and a history.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
@@ -49,11 +54,11 @@ def _talk(conversation: Conversation) -> None:
             if turn.strip():
                 conversation.say(turn)
         except EOFError:
-            print()
+            screen.write("\n")
             return
         except KeyboardInterrupt:
             # At the prompt, or one too many while an answer was being stopped.
-            print()
+            screen.write("\n")
         except RequestFailed as error:
             print(f"streamserve: error: {error}", file=sys.stderr, flush=True)
 
@@ -72,6 +77,7 @@ class Conversation:
 
         Raises:
             RequestFailed: there is no answer, or only a part; the turn is forgotten.
+            StreamserveError: the answer cannot be shown.
         """
         messages = [*self._messages, {"role": "user", "content": turn}]
         answer: list[str] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from typing import Any
 
+from streamserve.terminal.options import check_options
 from streamserve.terminal.screen import Screen
 from streamserve.terminal.server import Server
+from streamserve.terminal.streams import lines, open_stdin, open_stdout
 
 
 def complete(url: str, options: dict[str, Any], prompt: str) -> int:
@@ -19,10 +20,13 @@ def complete(url: str, options: dict[str, Any], prompt: str) -> int:
         prompt: the text.
 
     Raises:
+        ConfigError: an option is no number, or a stream that is needed is closed.
         RequestFailed: the server cannot be reached, refuses, or breaks off.
+        StreamserveError: stdin cannot be read, or stdout not written to.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    screen = Screen(sys.stdout)
+    check_options(options)
+    screen = Screen(open_stdout())
+    text = "".join(lines(open_stdin())) if prompt == "-" else prompt
     with Server(url) as server:
         body = {"model": options.get("model") or server.first_model()} | options | {"prompt": text}
         try:

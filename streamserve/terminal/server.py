@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import re
 from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,9 @@ CONNECT_TIMEOUT_S = 10.0
 # A live server sends a comment every few seconds of silence; this long without a byte means that it is gone.
 SILENCE_TIMEOUT_S = 600.0
 
+_JSON = {"Content-Type": "application/json"}
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
 
 class Server:
     """The server at `url`, with or without a trailing `/v1`; a context manager.
@@ -28,7 +32,11 @@ class Server:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.Client(timeout=timeout, trust_env=not _is_loopback(self._url))
+        try:
+            self._client = httpx.Client(timeout=timeout, trust_env=not _is_loopback(self._url))
+        except (OSError, ValueError, httpx.InvalidURL) as error:
+            # Proxies and certificates that the environment names.
+            raise RequestFailed(f"cannot set up a connection: {error}") from error
 
     def __enter__(self) -> Server:
         return self
@@ -66,7 +74,9 @@ class Server:
         decoder = EventDecoder()
         with (
             self._errors(),
-            self._client.stream("POST", self._url + path, json=body | {"stream": True}) as response,
+            self._client.stream(
+                "POST", self._url + path, content=_encode(body | {"stream": True}), headers=_JSON
+            ) as response,
         ):
             if response.status_code != httpx.codes.OK:
                 response.read()
@@ -84,8 +94,14 @@ class Server:
             yield
         except httpx.ConnectError as error:
             raise RequestFailed(f"cannot connect to {self._url}: is a server running there?") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # httpx lets UnicodeError through where an address cannot be encoded.
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise RequestFailed(f"{self._url}: {error or type(error).__name__}") from error
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    # Surrogates are what Python makes of a command line's bytes that are no text, and what a model may write.
+    return _SURROGATES.sub("\ufffd", json.dumps(body, ensure_ascii=False)).encode()
 
 
 def _check(response: httpx.Response) -> None:

@@ -205,6 +205,44 @@ def test_what_cannot_be_served_is_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"llama.attention.head_count": 0},
+        {"llama.attention.head_count": 5},
+        {"llama.attention.head_count_kv": [2, 2]},
+        {"llama.embedding_length": "wide"},
+        {"llama.rope.freq_base": "ten"},
+        {"tokenizer.ggml.tokens": "abc"},
+        {"tokenizer.ggml.merges": ["a z"]},
+        {"tokenizer.ggml.merges": [1, 2]},
+        {"tokenizer.ggml.bos_token_id": "one"},
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5]},
+    ],
+)
+def test_keys_of_the_wrong_kind_are_one_line(
+    gguf_file: GgufFile, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    source = gguf_file(keys={"llama.attention.key_length": HEAD_DIM} | keys)
+    with pytest.raises(ConfigError, match="damaged") as caught:
+        convert_gguf(source, tmp_path, "float32", silent)
+    assert str(caught.value).startswith(f"MODEL {source}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_in_it_that_is_no_text_is_one_line(gguf_file: GgufFile, tmp_path: Path) -> None:
+    source = gguf_file()
+    source.write_bytes(source.read_bytes().replace(b"smollm", b"smol\xff\xff"))
+    with pytest.raises(ConfigError, match="damaged"):
+        convert_gguf(source, tmp_path, "float32", silent)
+
+
+def test_a_full_disk_is_no_fault_of_the_file(gguf_file: GgufFile, tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        convert_gguf(gguf_file(), tmp_path, "float32", silent)
+
+
 def test_a_cut_file_is_refused(gguf_file: GgufFile, tmp_path: Path) -> None:
     source = gguf_file()
     content = source.read_bytes()

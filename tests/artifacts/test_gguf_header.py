@@ -46,6 +46,7 @@ def test_skips_every_kind_of_value_in_front(tmp_path: Path) -> None:
         (header(1, struct.pack("<Q", 2**60)), "damaged"),
         (header(1, string("key") + struct.pack("<I", 99)), "damaged"),
         (header(1, struct.pack("<Q", 2) + b"\xff\xfe"), "decode"),
+        (header(2, string("key") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000), "damaged"),
     ],
 )
 def test_refuses_other_files_in_one_line(tmp_path: Path, content: bytes, complaint: str) -> None:

@@ -139,7 +139,7 @@ def one_line_at_once(config: ModelConfig, environ: dict[str, str]) -> str:
     return message
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere/x.gguf", "a/b/c", "tiny.gguf"])
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere/x.gguf", "~nobody-here/x", "a/b/c", "tiny.gguf"])
 def test_a_path_that_is_not_there(model: str, environ: dict[str, str]) -> None:
     assert "no such file or folder" in one_line_at_once(ModelConfig(model=model), environ)
 
@@ -160,6 +160,12 @@ def test_a_folder_that_is_no_model(tmp_path: Path, environ: dict[str, str]) -> N
 def test_a_folder_whose_config_is_none(folder: Path, environ: dict[str, str], text: str) -> None:
     (folder / "config.json").write_text(text)
     assert "JSON" in one_line_at_once(ModelConfig(model=str(folder)), environ)
+
+
+def test_a_folder_whose_config_no_model_can_have(folder: Path, environ: dict[str, str]) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": -64}))
+    message = one_line_at_once(ModelConfig(model=str(folder), load_format="dummy"), environ)
+    assert message == f"{folder / 'config.json'}: hidden_size must be at least 1, not -64"
 
 
 def test_a_folder_of_another_architecture(folder: Path, environ: dict[str, str]) -> None:
