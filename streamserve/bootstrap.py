@@ -62,6 +62,8 @@ class Bootstrap:
         ready: pipe for start-up reports to the supervisor.
         board: segment of the status board (streamserve.ipc.board).
         listen: the bound TCP socket (frontends only, else -1).
+        progress: notice of how far the start is (streamserve.ipc.notice; frontends only, else -1).
+        metrics: segment of the rows of all frontends (streamserve.frontend.metrics; frontends only, else -1).
     """
 
     role: str
@@ -76,11 +78,13 @@ class Bootstrap:
     ready: int
     board: int
     listen: int = -1
+    progress: int = -1
+    metrics: int = -1
 
     def descriptors(self) -> tuple[int, ...]:
         """Every descriptor the child must inherit."""
-        own = [self.lifeline, self.ready, self.board] + ([self.listen] if self.listen >= 0 else [])
-        return tuple(own) + tuple(fd for c in self.channels for fd in c.descriptors())
+        own = (self.lifeline, self.ready, self.board, self.listen, self.progress, self.metrics)
+        return tuple(fd for fd in own if fd >= 0) + tuple(fd for c in self.channels for fd in c.descriptors())
 
     def settings(self) -> Config:
         """The configuration, typed."""

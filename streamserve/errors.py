@@ -8,6 +8,7 @@ StreamserveError
 │   ├── ModelNotFound        404
 │   └── BodyTooLarge         413
 ├── Overloaded           nobody's: answered 429 with Retry-After
+├── Expired              nobody's: the request's time in the queue ran out, 503 with Retry-After
 ├── EngineUnavailable    ours, passing: the engine is loading, draining or gone, 503
 └── RequestFailed        ours: this one request failed in the engine, 500
 """
@@ -70,6 +71,19 @@ class Overloaded(StreamserveError):
     Args:
         message: what limit was hit.
         retry_after_s: whole seconds after which a retry is likely to be accepted.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Expired(StreamserveError):
+    """The request had not begun to run by its deadline, and never will.
+
+    Args:
+        message: what ran out.
+        retry_after_s: whole seconds after which a retry is likely to get its turn in time.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:

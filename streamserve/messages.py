@@ -10,8 +10,28 @@ read a memoryview in place and must be done with it (or have copied) before the 
     CALL   control call (JSON)                    REPLY  answer to a CALL (JSON)
                                                   STATS  gauges and counters (JSON)
                                                   PROMPT_LOGPROBS  of a part of one prompt
+                                                  RELAY  what another frontend asks (JSON)
 
 A stream is named by the frontend: `generation << 32 | slot`. The engine only hands it back.
+
+CALL bodies are `{"method": …}`: `ping` and `reset_prefix_cache` are answered `{"ok": …}`. `relay` with a
+`body` goes to every other frontend as a RELAY `{"origin": frontend, "body": …}` under the same call id and is
+answered `{"asked": number of them}`. Each of those calls `relay_reply` with `to` (the origin), `call_id` and
+its `body`, which reaches the one that asked as one more REPLY, `{"answer": body}`.
+
+STATS is flat; all values are whole numbers. Counters go up from the start of the engine.
+
+    running, waiting              requests that hold a slot; that wait for one, preempted ones included
+    num_blocks, free_blocks       KV cache blocks; those that no request holds
+    prefix_queries, prefix_hits   counters: prompt tokens looked up in the prefix cache; found there
+    preemptions, expired          counters: slots taken back for want of memory; deadlines missed in the queue
+    prompt_tokens                 counter: prompt tokens of requests that began to run, found ones included
+    generation_tokens             counter: tokens sampled
+    steps, step_tokens            counters: steps; tokens that ran in them, prefill and decode together
+    step_tokens_le_1 … _le_8192   counters: steps of at most so many tokens, each including the one before
+    schedule_ns, execute_ns,      counters: host time of all steps, in three parts: taking messages in and
+    settle_ns                     deciding; the worker; taking tokens in and sending them
+    last_schedule_ns, last_…      the same of the last step alone
 """
 
 from __future__ import annotations
@@ -43,6 +63,7 @@ class Kind(IntEnum):
     REPLY = 18
     STATS = 19
     PROMPT_LOGPROBS = 20
+    RELAY = 21
 
 
 class Finish(IntEnum):
@@ -233,12 +254,12 @@ def decode_json(payload: memoryview) -> Any:
 
 
 def encode_call(epoch: int, call_id: int, body: Any) -> list[Buffer]:
-    """A CALL frame, or the REPLY to it under the same `call_id`."""
+    """A CALL frame, or the REPLY to it or the RELAY of it, under the same `call_id`."""
     return [_CALL.pack(epoch, call_id), orjson.dumps(body)]
 
 
 def decode_call(payload: memoryview) -> tuple[int, Any]:
-    """`(call_id, body)` of a CALL or REPLY frame."""
+    """`(call_id, body)` of a CALL, REPLY or RELAY frame."""
     _, call_id = _CALL.unpack_from(payload)
     return call_id, orjson.loads(payload[_CALL.size :])
 
@@ -262,6 +283,29 @@ class Logprobs:
     chosen: npt.NDArray[np.float32]
     top_ids: npt.NDArray[np.int32]
     top: npt.NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, num_top: int) -> Logprobs:
+        """No rows."""
+        ids, top = np.zeros((0, num_top), dtype=np.int32), np.zeros((0, num_top), dtype=np.float32)
+        return cls(np.zeros(0, dtype=np.float32), ids, top)
+
+    @classmethod
+    def join(cls, pieces: Sequence[Logprobs]) -> Logprobs:
+        """Pieces of the same width, at least one, behind each other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return cls(
+            np.concatenate([piece.chosen for piece in pieces]),
+            np.concatenate([piece.top_ids for piece in pieces]),
+            np.concatenate([piece.top for piece in pieces]),
+        )
+
+    def rows(self, which: slice | npt.NDArray[Any], num_top: int | None = None) -> Logprobs:
+        """Some of the rows, with at most `num_top` likeliest tokens; views where `which` is a slice."""
+        return Logprobs(
+            self.chosen[which], self.top_ids[which, slice(num_top)], self.top[which, slice(num_top)]
+        )
 
     def parts(self) -> list[Buffer]:
         """The columns as bytes, in the order of the fields."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from server import running_server
 
 # As in the engine process: with idle threads that spin, two test processes on one machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -28,3 +29,18 @@ def smollm2_float32() -> Path:
     from streamserve.config import ModelConfig
 
     return resolve_model(ModelConfig(dtype="float32"), lambda what, fraction: None).path
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_model):
+    """A server on the tiny model, in float32, with a KV cache that holds a 50,000-token prompt."""
+    with running_server(
+        str(tiny_model),
+        "--dtype=float32",
+        "--served-model-name=tiny",
+        "--num-gpu-blocks-override=5000",
+        "--max-num-seqs=16",
+        "--max-body-bytes=2M",
+        env={"OMP_NUM_THREADS": "2"},
+    ) as server:
+        yield server

@@ -23,9 +23,17 @@ PATIENCE_S = 300.0
 
 
 class RunningServer:
-    """`streamserve serve …` as a child process, stopped by its own pid."""
+    """`streamserve serve …` as a child process, stopped by its own pid.
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    Args:
+        arguments: of the command.
+        env: variables to set besides those of the tests.
+        has_own_group: all its processes are a group of their own, which can be sent a signal at once.
+    """
+
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, has_own_group: bool = False
+    ) -> None:
         command = [sys.executable, "-m", "streamserve", "serve", *arguments, "--port", "0"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         self.process = subprocess.Popen(
@@ -35,6 +43,7 @@ class RunningServer:
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
+            start_new_session=has_own_group,
         )
         self.url = ""
         self._lines: list[str] = []
@@ -120,3 +129,18 @@ def sse_events(response: httpx.Response) -> Iterator[str]:
     for line in response.iter_lines():
         if line.startswith("data: "):
             yield line.removeprefix("data: ")
+
+
+def load(server: RunningServer) -> dict[str, Any]:
+    """What the engine says of itself, as of now."""
+    return httpx.get(f"{server.url}/load", timeout=PATIENCE_S).raise_for_status().json()
+
+
+def wait_idle(server: RunningServer) -> None:
+    """Waits until nothing runs, nothing waits and all KV blocks are back."""
+
+    def is_idle() -> bool:
+        now = load(server)
+        return now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["num_blocks"]
+
+    wait_until(is_idle, "the engine is idle")

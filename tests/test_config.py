@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -135,6 +136,53 @@ def test_no_sizes(text: str) -> None:
 def test_it_survives_the_way_to_a_child_process() -> None:
     loaded = load("some/model --port 0 --kv-cache-memory 1G --no-enable-prefix-caching")
     assert Config.from_dict(loaded.to_dict()) == loaded
+
+
+def test_it_survives_the_way_through_json() -> None:
+    loaded = load("--allowed-origins a,b --api-key x:y")
+    assert Config.from_dict(json.loads(json.dumps(loaded.to_dict()))) == loaded
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "text"),
+    [
+        ("--allowed-origins a --allowed-origins b,c", {}, ""),
+        ("", {"STREAMSERVE_ALLOWED_ORIGINS": " a, b ,,c "}, ""),
+        ("", {}, "allowed_origins: [a, b, c]"),
+        ("", {}, "allowed-origins: a,b,c"),
+    ],
+)
+def test_lists_are_written_in_several_ways(
+    tmp_path: Path, flags: str, environ: dict[str, str], text: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert load(f"--config {path} {flags}", environ).server.allowed_origins == ("a", "b", "c")
+
+
+def test_an_empty_list_is_a_value_too() -> None:
+    assert load("", {"STREAMSERVE_FORWARDED_ALLOW_IPS": ""}).server.forwarded_allow_ips == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--ssl-keyfile k", "--ssl-certfile"),
+        ("--ssl-certfile c --ssl-cert-reqs required", "--ssl-ca-certs"),
+        ("--allowed-origins * --allow-credentials", "--allow-credentials"),
+        ("--root-path llm", "--root-path"),
+        ("--root-path /llm/", "--root-path"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(flags: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(flags)
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    loaded = load("--api-key alice:sk-secret", {"STREAMSERVE_ADMIN_KEY": "sk-secret"})
+    assert loaded.auth.api_key == ("alice:sk-secret",)
+    assert "sk-secret" not in repr(loaded)
 
 
 def test_defaults_are_within_their_own_limits() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,39 @@ configure_logging("engine", "info")
 logging.getLogger("httpx").info("unseen")
 logging.getLogger("x").info("seen")
 """
+
+
+JSON_CODE = """
+import logging
+from streamserve.logs import configure_logging
+configure_logging("frontend 1", "info", "json")
+logging.getLogger("x").info("two\\nlines of %s", "ünïcode", extra={"fields": {"status": 200}})
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("x").exception("failed")
+"""
+
+
+def test_a_line_can_be_json() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", JSON_CODE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
+    )
+    first, second = map(json.loads, done.stderr.splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "info",
+        "process": "frontend 1",
+        "logger": "x",
+        "message": "two\nlines of ünïcode",
+        "status": 200,
+    }
+    assert "ZeroDivisionError" in second["exception"]
 
 
 def test_a_line_has_time_process_and_level_and_goes_to_stderr() -> None:

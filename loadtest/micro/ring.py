@@ -62,7 +62,7 @@ LEAST_SPEEDUP = 5.0
 MOST_ROUND_TRIP = 1 / 3
 
 
-class DeltaStruct(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class DeltaStruct(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
     """What one stream got in a step."""
 
     stream: int
@@ -70,7 +70,7 @@ class DeltaStruct(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     finish: int = 0
 
 
-class RowsStruct(msgspec.Struct, array_like=True, gc=False):
+class RowsStruct(msgspec.Struct, array_like=True, gc=False):  # type: ignore[call-arg]
     """A step, a struct for each stream."""
 
     epoch: int
@@ -78,7 +78,7 @@ class RowsStruct(msgspec.Struct, array_like=True, gc=False):
     deltas: list[DeltaStruct]
 
 
-class ColumnsStruct(msgspec.Struct, array_like=True, gc=False):
+class ColumnsStruct(msgspec.Struct, array_like=True, gc=False):  # type: ignore[call-arg]
     """A step, a list for each column of `StepTokens`."""
 
     epoch: int

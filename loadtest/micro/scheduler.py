@@ -1,4 +1,4 @@
-"""What the scheduler costs: a steady decode step at three batch sizes, a block at two pool sizes.
+"""What the scheduler costs: a decode step by batch size and by policy, a block by the size of the pool.
 
 `python -m loadtest.micro.scheduler`
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from streamserve.sampling import SamplingParams
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
 BATCHES = (64, 256, 1024)
+POLICIES = ("fcfs", "priority", "fair")
+POLICY_BATCH, POLICY_WAITING, TENANTS = 256, 1000, 16
 POOLS = (1_000, 1_000_000)
 ROUNDS = 25
 # A request's worth of blocks.
@@ -41,9 +44,13 @@ class SteadyDecode:
     Args:
         num_seqs: requests.
         enable_prefix_caching: whether the blocks they fill are hashed.
+        policy: in which order others would get their turn.
+        num_waiting: how many others wait, of `TENANTS` tenants.
     """
 
-    def __init__(self, num_seqs: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_seqs: int, *, enable_prefix_caching: bool, policy: str = "fcfs", num_waiting: int = 0
+    ) -> None:
         self._scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=num_seqs,
@@ -56,13 +63,16 @@ class SteadyDecode:
                 eos_token_ids=(2,),
             ),
             BlockHasher(b"b" * 32, BLOCK_SIZE),
+            policy,
         )
         rng = np.random.default_rng(0)
         params = SamplingParams(max_tokens=MAX_MODEL_LEN)
-        for stream in range(num_seqs):
+        for stream in range(num_seqs + num_waiting):
             # As many requests stand at each place of their block.
             tokens = rng.integers(3, 1000, 1 + stream % BLOCK_SIZE, dtype=np.int32)
-            self._scheduler.add(Request(0, AddRequest(stream, 0, tokens, len(tokens), params, [])))
+            tenant = f"tenant {stream % TENANTS}"
+            add = AddRequest(stream, 0, tokens, len(tokens), params, [], tenant=tenant)
+            self._scheduler.add(Request(0, add))
         self._slots: npt.NDArray[np.int32] | None = None
         self._token_ids = rng.integers(3, 1000, num_seqs, dtype=np.int32)
         self.turn()
@@ -114,7 +124,10 @@ class PoolCycle:
             self._pool.free(block)
 
 
-def best_in_turns(turns: Mapping[int, Callable[[], float]]) -> dict[int, float]:
+Name = TypeVar("Name", int, str)
+
+
+def best_in_turns(turns: Mapping[Name, Callable[[], float]]) -> dict[Name, float]:
     """The least of what each returns, called in turns."""
     best = dict.fromkeys(turns, float("inf"))
     for _ in range(ROUNDS):
@@ -139,6 +152,19 @@ def report_steps(*, enable_prefix_caching: bool) -> None:
     print(f"  {max(best) // min(best)}x the requests: {growth(best):.1f}x the time")
 
 
+def report_policies() -> None:
+    """Prints the time of a step under each policy, with all slots taken and many requests waiting."""
+    turns = {
+        policy: SteadyDecode(
+            POLICY_BATCH, enable_prefix_caching=False, policy=policy, num_waiting=POLICY_WAITING
+        ).turn
+        for policy in POLICIES
+    }
+    print(f"the same, {POLICY_BATCH} requests, {POLICY_WAITING:,} others of {TENANTS} tenants waiting")
+    for policy, seconds in best_in_turns(turns).items():
+        print(f"  {policy:>9}          {seconds * 1e6:8.1f} us/step")
+
+
 def report_pool(*, findable: bool) -> float:
     """Prints the time of a block at each pool size; how it grows."""
     best = best_in_turns({size: PoolCycle(size, findable=findable).turn for size in POOLS})
@@ -153,6 +179,7 @@ def main() -> int:
     """Prints the tables; 1 if the pool's cost grows with its size."""
     for enable_prefix_caching in (True, False):
         report_steps(enable_prefix_caching=enable_prefix_caching)
+    report_policies()
     ratio = report_pool(findable=False)
     # Not judged: a million hashes in random places are far more than the processor's caches hold.
     report_pool(findable=True)

@@ -4,8 +4,12 @@
 
 The whole path of a token through a frontend: step frame in the ring → pump → mailbox → detokeniser → chunk →
 response → HTTP chunk, into a transport that only counts. The engine is a loop that sends the next step when
-every stream has written out the last one, so no two tokens are ever merged into one event. A second figure
-has a reply in one piece and no event at all: what the ring, the pump and the tasks cost alone.
+every stream has written out the last one, so no two tokens are ever merged into one event. Three ways from the
+mailbox to the transport are measured in turns, and the medians of their ratios printed:
+
+    streamserve   the application
+    pydantic      a plain Starlette application: a pydantic model for each chunk, a StreamingResponse
+    prebuilt      no HTTP at all: each stream writes the same bytes to its transport at every token
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from random import Random
@@ -25,16 +29,22 @@ import numpy as np
 import orjson
 import uvicorn
 import uvloop
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from uvicorn.server import ServerState
 
+from streamserve.config import ServerConfig
 from streamserve.frontend.api.app import build_app
 from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.client import EngineClient, Generation
 from streamserve.frontend.limits import Admission
 from streamserve.frontend.mailbox import StreamTable
-from streamserve.frontend.protocol import LimitedHttpProtocol
+from streamserve.frontend.protocol import HeadLimits, LimitedHttpProtocol
 from streamserve.frontend.pump import Pump
 from streamserve.frontend.sender import Sender
 from streamserve.frontend.text.detokenize import Detokenizers
@@ -49,10 +59,18 @@ from streamserve.sampling import SamplingParams
 
 NUM_STREAMS = 64
 NUM_STEPS = 400
-NUM_ROUNDS = 5
+NUM_ROUNDS = 9
 RING_CAPACITY = 1 << 20
 TEXT = "the quick brown fox jumps over the lazy dog, and then some more words of no great meaning"
 EPOCH = 1
+PATH = "/v1/chat/completions"
+BODY = orjson.dumps(
+    {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 1 << 19}
+)
+CHUNK = (
+    b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
+    b'"model":"bench","choices":[{"index":0,"delta":{"content":" fox"},"logprobs":null,"finish_reason":null}]}\n\n'
+)
 
 
 class NullTransport(asyncio.Transport):
@@ -85,6 +103,57 @@ class NullTransport(asyncio.Transport):
         """Nothing comes."""
 
 
+class Delta(BaseModel):
+    """What a chunk adds."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    """The only choice of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(BaseModel):
+    """One event."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[Choice]
+
+
+def pydantic_app(service: Service) -> Starlette:
+    """What one would write first."""
+
+    async def chat(http: Request) -> StreamingResponse:
+        await http.json()
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    async def chunks() -> AsyncIterator[str]:
+        detokenizer = service.detokenizers.start()
+        async with aclosing(service.client.generate(_generation())) as deltas:
+            async for delta in deltas:
+                choice = Choice(index=0, delta=Delta(content=detokenizer.decode(delta.tokens)))
+                chunk = Chunk(
+                    id="chatcmpl-0123456789abcdef", created=1700000000, model="bench", choices=[choice]
+                )
+                yield f"data: {chunk.model_dump_json()}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return Starlette(routes=[Route(PATH, chat, methods=["POST"])])
+
+
+def _generation() -> Generation:
+    return Generation(np.zeros(8, np.int32), SamplingParams(1 << 19))
+
+
 class Bench:
     """A frontend and the engine's ends of its rings, in one process."""
 
@@ -103,7 +172,7 @@ class Bench:
         sender, self._streams = Sender(RingWriter(requests, engine_bell)), StreamTable()
         pump = Pump(RingReader(deltas, engine_bell), sender, board, frontend_bell, self._streams)
         self.client = EngineClient(pump, sender, self._streams, Admission(1024), 30.0)
-        service = Service(
+        self.service = Service(
             client=self.client,
             tokenizer=PromptTokenizer(tokenizer),
             detokenizers=Detokenizers(tokenizer),
@@ -117,8 +186,6 @@ class Bench:
             max_body_bytes=1 << 20,
             ping_interval_s=15.0,
         )
-        self._server = uvicorn.Config(build_app(service), log_config=None, access_log=False, lifespan="off")
-        self._server.load()
 
     def hello(self) -> None:
         """Says what an engine says when it is ready."""
@@ -156,43 +223,40 @@ class Bench:
         out = StepTokens(step, streams, counts, finishes, np.full(len(streams), token, "<i4"))
         assert self._deltas.try_push(Kind.STEP, encode_step(EPOCH, out))
 
-    async def events(self) -> float:
-        """Tokens a second, as SSE chat streams through uvicorn's HTTP protocol."""
-        state = ServerState()
-        body = orjson.dumps(
-            {"messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 1 << 19}
-        )
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async def events(self, app: Any) -> float:
+        """Tokens a second, as SSE chat streams of `app` through uvicorn's HTTP protocol."""
+        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        settings.load()
+        state, limits = ServerState(), HeadLimits.of(ServerConfig())
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
         transports = []
         for _ in range(NUM_STREAMS):
-            protocol = LimitedHttpProtocol(config=self._server, server_state=state, app_state={})
+            protocol = LimitedHttpProtocol(config=settings, server_state=state, app_state={}, limits=limits)
             transports.append(NullTransport())
             protocol.connection_made(transports[-1])
-            protocol.data_received(head + body)
-        streams = await self.receive_adds()
-        rate = await self._run(streams, lambda: sum(transport.num_writes for transport in transports))
+            protocol.data_received(head + BODY)
+        rate = await self._run(lambda: sum(transport.num_writes for transport in transports))
         await _until(lambda: not state.tasks)
         return rate
 
-    async def deltas(self) -> float:
-        """Tokens a second, taken from `EngineClient.generate` and counted."""
-        num_tokens = 0
+    async def prebuilt(self) -> float:
+        """Tokens a second, each written as the same bytes by the task that takes it from its mailbox."""
+        transports = [NullTransport() for _ in range(NUM_STREAMS)]
+        event = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
 
-        async def consume() -> None:
-            nonlocal num_tokens
-            generation = Generation(np.zeros(8, np.int32), SamplingParams(1 << 19))
-            async with aclosing(self.client.generate(generation)) as deltas:
-                async for delta in deltas:
-                    num_tokens += len(delta.tokens)
+        async def write(transport: NullTransport) -> None:
+            async with aclosing(self.client.generate(_generation())) as deltas:
+                async for _ in deltas:
+                    transport.write(event)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(NUM_STREAMS):
-                group.create_task(consume())
-            streams = await self.receive_adds()
-            return await self._run(streams, lambda: num_tokens)
+            for transport in transports:
+                group.create_task(write(transport))
+            return await self._run(lambda: sum(transport.num_writes for transport in transports))
 
-    async def _run(self, streams: np.ndarray[Any, Any], count: Callable[[], int]) -> float:
+    async def _run(self, count: Callable[[], int]) -> float:
         """Steps in lock-step with the consumers; `count` grows by one for each token that is through."""
+        streams = await self.receive_adds()
         # The first step also makes headers and role chunks.
         self.send_step(streams, 0)
         await _until(lambda: count() >= NUM_STREAMS and not self.client.admission.waiting)
@@ -230,25 +294,42 @@ async def _measure() -> None:
     bench.client.start()
     bench.hello()
     await _until(lambda: bench.client.is_healthy)
-    events: list[float] = []
-    deltas: list[float] = []
+    ours, plain = build_app(bench.service), pydantic_app(bench.service)
+    ways: dict[str, Callable[[], Awaitable[float]]] = {
+        "streamserve": lambda: bench.events(ours),
+        "pydantic": lambda: bench.events(plain),
+        "prebuilt": bench.prebuilt,
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(NUM_ROUNDS):
-        gc.collect()
-        deltas.append(await bench.deltas())
-        events.append(await bench.events())
+        for name, run in ways.items():
+            gc.collect()
+            rates[name].append(await run())
     bench.client.stop()
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    print(f"{machine}, {NUM_STREAMS} streams, {NUM_ROUNDS} rounds")
-    for name, rates in (("SSE events", events), ("deltas", deltas)):
-        median = statistics.median(rates)
+    print(
+        f"{platform.machine()}, Python {platform.python_version()}, {NUM_STREAMS} streams, {NUM_ROUNDS} rounds"
+    )
+    for name, measured in rates.items():
+        median = statistics.median(measured)
         print(
-            f"{name:>10}: {median:9,.0f} tokens/s (from {min(rates):,.0f} to {max(rates):,.0f}), "
+            f"{name:>12}: {median:9,.0f} tokens/s (from {min(measured):,.0f} to {max(measured):,.0f}), "
             f"{1e6 / median:.1f} µs each"
         )
+    print(
+        f"{_ratio(rates['streamserve'], rates['pydantic']):.2f} times the rate of pydantic (wanted: 4 or more)"
+    )
+    print(
+        f"{_ratio(rates['prebuilt'], rates['streamserve']):.2f} times the time of prebuilt (wanted: 1.5 or less)"
+    )
+
+
+def _ratio(above: list[float], below: list[float]) -> float:
+    """The median of the ratios of what was measured one right after the other."""
+    return statistics.median(one / other for one, other in zip(above, below, strict=True))
 
 
 def main() -> None:
-    """Prints both figures."""
+    """Prints rates and ratios."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_measure())
 

@@ -32,6 +32,8 @@ from streamserve.worker.spec import WorkerFacts, WorkerSpec
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+# A deadline may be farther off than poll() can count.
+LONGEST_SLEEP_S = 3600.0
 
 # (most requests in a step, token budget of a step) where the operator sets none.
 _DEFAULT_BATCH = {"cpu": (64, 512), "cuda": (256, 8192)}
@@ -163,7 +165,9 @@ class EngineLoop:
         empty = [inbox.arm() for inbox in inboxes]
         full = [outbox.wait_for_room() for outbox in outboxes if outbox.has_backlog]
         if all(empty) and all(full) and not self._stopping:
-            self._rings.bell.wait(None)
+            # Without a bell the engine wakes up only for a request whose time in the queue runs out.
+            timeout_s = self._core.seconds_to_deadline()
+            self._rings.bell.wait(None if timeout_s is None else min(timeout_s, LONGEST_SLEEP_S))
         for inbox in inboxes:
             inbox.disarm()
         for outbox in outboxes:
@@ -182,7 +186,8 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     executor = InlineExecutor(spec)
     facts = executor.start(ready.progress)
     hasher = BlockHasher(bytes.fromhex(bootstrap.secret), spec.block_size)
-    scheduler = Scheduler(scheduler_limits(spec, facts, config), hasher)
+    limits, policy = scheduler_limits(spec, facts, config), config.scheduler.scheduling_policy
+    scheduler = Scheduler(limits, hasher, policy)
     core = EngineCore(scheduler, executor, rings.inboxes, rings.outboxes, bootstrap.epoch)
     loop = EngineLoop(core, rings)
     signal.signal(STOP_ORDER, loop.stop)
@@ -200,7 +205,8 @@ def main() -> int:
     """Entry point of the process; returns its exit code."""
     bootstrap = Bootstrap.from_argv()
     watch_lifeline(bootstrap.lifeline)
-    configure_logging("engine", bootstrap.settings().server.log_level)
+    server = bootstrap.settings().server
+    configure_logging("engine", server.log_level, server.log_format)
     ready = ReadyPipe(bootstrap.ready)
     try:
         serve(bootstrap, ready)

@@ -2,29 +2,31 @@
 
 A request is in the engine only while somebody iterates. However the iteration ends (the stream finished, the
 caller closed or was cancelled, something failed), one `finally` runs: it sends the one ABORT if the engine
-may still be at work, and only then forgets the stream.
+may still be at work, and only then forgets the stream. `Generation.cancel` ends the iteration as the engine
+would: the ABORT goes out at once, and the iterator ends when its caller has taken what was there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.errors import EngineUnavailable, RequestFailed
+from streamserve.errors import EngineUnavailable, Expired, RequestFailed
 from streamserve.frontend.limits import Admission
 from streamserve.frontend.mailbox import Delta, Mailbox, StreamTable
 from streamserve.frontend.pump import EngineFacts, Pump
 from streamserve.frontend.sender import Sender
 from streamserve.ipc.board import EngineState
-from streamserve.messages import AddRequest, Finish
+from streamserve.ipc.layout import RingStatistics
+from streamserve.messages import AddRequest, Finish, Logprobs
 from streamserve.sampling import SamplingParams
 
-_ENDED_WITHOUT_RESULT = (Finish.ABORT, Finish.ERROR)
 _UNAVAILABLE = {
     EngineState.STARTING: "The model is loading; try again soon.",
     EngineState.DRAINING: "The server is shutting down.",
@@ -32,23 +34,45 @@ _UNAVAILABLE = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Generation:
-    """One request to the engine, and what is known of it so far.
+    """One request to the engine, and what is known of it so far. Good for one `EngineClient.generate`.
 
     Attributes:
         prompt: int32[n] token ids.
         params: sampling settings.
-        block_hashes: hash of each full block of the prompt; empty if prefixes are not cached.
+        block_hashes: hash of each full block of the prompt, from the root of `cache_salt.encode()`
+            (streamserve.hashing); empty if prefixes are not cached.
         priority: smaller runs earlier.
+        deadline_ns: wall clock, ns since 1970, by which it must have begun to run; 0 is no limit.
+        tenant: whom its tokens are charged to under fair scheduling.
+        cache_salt: it shares cached prefixes only with requests of the same salt.
         cached_tokens: prompt tokens found in the prefix cache; known with the first delta.
+        prompt_logprobs: a row for each prompt token but the first, known with the first delta; None if
+            `params` does not ask for them.
+        is_cancelled: `cancel` was called.
+        on_cancel: how `cancel` ends it while it runs; `EngineClient.generate` sets it.
+        mailbox: where its deltas come in while it runs; `EngineClient.generate` sets it.
     """
 
     prompt: npt.NDArray[np.int32]
     params: SamplingParams
     block_hashes: Sequence[bytes] = ()
     priority: int = 0
-    cached_tokens: int = 0
+    deadline_ns: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    cached_tokens: int = field(default=0, init=False)
+    prompt_logprobs: Logprobs | None = field(default=None, init=False)
+    is_cancelled: bool = field(default=False, init=False)
+    on_cancel: Callable[[], None] | None = field(default=None, init=False, repr=False)
+    mailbox: Mailbox | None = field(default=None, init=False, repr=False)
+
+    def cancel(self) -> None:
+        """Ends it at once with `Finish.ABORT`, at whatever stage it is; what has come so far stands."""
+        self.is_cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel()
 
     def as_add(self, stream: int) -> AddRequest:
         """The engine's form of it, under the number `stream`."""
@@ -60,6 +84,9 @@ class Generation:
             params=self.params,
             block_hashes=self.block_hashes,
             priority=self.priority,
+            deadline_ns=self.deadline_ns,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -148,6 +175,23 @@ class EngineClient:
         await self._pump.call({"method": "ping"})
         return self._pump.gauges
 
+    def latest(self) -> tuple[EngineFacts, dict[str, Any]] | None:
+        """The engine and the newest numbers it gave, whether or not it accepts requests; None without one."""
+        engine, gauges = self._pump.engine, self._pump.gauges
+        return None if engine is None or not gauges else (engine, gauges)
+
+    async def relay(self, body: Any) -> Any | None:
+        """What another frontend of the server answers to `body` (JSON); None if none has an answer."""
+        return await self._pump.relay(body)
+
+    def answer_relays(self, answer: Callable[[Any], Any]) -> None:
+        """Sets what answers the other frontends: from their `body` to JSON, None to know nothing of it."""
+        self._pump.on_relay = answer
+
+    def ring_statistics(self) -> dict[str, RingStatistics]:
+        """Of this frontend's two rings: `request` and `delta`."""
+        return {"request": self._sender.statistics(), "delta": self._pump.statistics()}
+
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """Runs `generation` and yields what comes, merged if the caller is slow. Ends after the finish.
 
@@ -156,32 +200,61 @@ class EngineClient:
         Raises:
             Overloaded: too many requests are waiting.
             EngineUnavailable: there is no engine, or it went away.
+            Expired: the request was still waiting at its deadline.
             RequestFailed: the engine gave this request up.
         """
-        engine = self.engine()
+        if generation.is_cancelled:
+            yield Delta([], Finish.ABORT)
+            return
+        engine, params = self.engine(), generation.params
         self.admission.enter()
-        mailbox = self._streams.open()
+        mailbox = self._streams.open(params.logprobs, params.prompt_logprobs)
+        generation.on_cancel = partial(self._cancel, mailbox, engine.epoch)
+        generation.mailbox = mailbox
         is_waiting = True
         try:
             self._sender.add(generation.as_add(mailbox.stream))
             while True:
                 delta = await mailbox.get()
-                if is_waiting:
+                if is_waiting and delta.tokens:
                     is_waiting = False
-                    self.admission.start(time.monotonic())
+                    self.admission.start()
                     generation.cached_tokens = mailbox.cached_tokens
-                if delta.finish in _ENDED_WITHOUT_RESULT:
-                    raise RequestFailed("The engine could not finish this request.")
+                    generation.prompt_logprobs = mailbox.take_prompt_logprobs()
+                if delta.finish:
+                    self.check(delta)
                 yield delta
                 if delta.finish:
                     return
         finally:
-            self._release(mailbox, engine.epoch)
+            generation.on_cancel = generation.mailbox = None
+            self._abort(mailbox, engine.epoch)
+            self._streams.close(mailbox)
             if is_waiting:
                 self.admission.leave()
 
-    def _release(self, mailbox: Mailbox, epoch: int) -> None:
+    def check(self, delta: Delta) -> None:
+        """Tells a failure from an end.
+
+        Raises:
+            Expired: the request was still waiting at its deadline.
+            RequestFailed: the engine gave this request up.
+        """
+        if delta.finish == Finish.EXPIRED:
+            raise Expired(
+                "The request's time in the queue ran out before its turn came.",
+                self.admission.retry_after_s(),
+            )
+        if delta.finish == Finish.ERROR:
+            raise RequestFailed("The engine could not finish this request.")
+
+    def _cancel(self, mailbox: Mailbox, epoch: int) -> None:
+        if not mailbox.finish:
+            self._abort(mailbox, epoch)
+            self._streams.end(mailbox, Finish.ABORT)
+
+    def _abort(self, mailbox: Mailbox, epoch: int) -> None:
+        """Tells the engine that nobody waits any more, unless it knows or is gone."""
         engine = self._pump.engine
         if not mailbox.finish and engine is not None and engine.epoch == epoch:
             self._sender.abort(mailbox.stream)
-        self._streams.close(mailbox)

@@ -2,15 +2,19 @@
 
 It merges: whatever arrives while the task is busy (a slow client, a busy loop) waits as one list and is taken
 as one delta. A stream has at most max_tokens tokens, so the list is bounded too.
+
+Waking a task for each token costs more than all that the task does with it, so whoever is in the position to
+take what comes at once, without waiting for anything, may listen instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from streamserve.errors import StreamserveError
-from streamserve.messages import Finish
+from streamserve.messages import Finish, Logprobs
 
 NOT_FINISHED = int(Finish.NONE)
 
@@ -21,28 +25,56 @@ class Delta(NamedTuple):
     Attributes:
         tokens: new ids, in order; may be empty when `finish` is set.
         finish: a `Finish` code.
+        logprobs: a row for each of `tokens` if the request asked for them, else None.
     """
 
     tokens: list[int]
     finish: int
+    logprobs: Logprobs | None = None
 
 
 class Mailbox:
-    """One per stream: the pump puts, one task gets.
+    """One per stream: the pump puts, one task gets or one listener takes.
+
+    Args:
+        stream: the stream's number, `generation << 32 | slot`.
+        num_top: how many of the likeliest tokens the request wants to know of at each position; None if it
+            did not ask for log probabilities.
+        num_prompt_top: the same for its prompt.
 
     Attributes:
-        stream: the stream's number, `generation << 32 | slot`.
         cached_tokens: prompt tokens that the engine found in its prefix cache.
-        finish: the `Finish` code, once the engine has ended the stream.
+        finish: the `Finish` code, once the stream has ended.
+        num_top, num_prompt_top: see above.
+        listener: called whenever there is something to take, in the pump's own turn; must not raise. While
+            there is one, nobody may `get`.
     """
 
-    __slots__ = ("_failure", "_tokens", "_waiter", "cached_tokens", "finish", "stream")
+    __slots__ = (
+        "_failure",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_tokens",
+        "_waiter",
+        "cached_tokens",
+        "finish",
+        "listener",
+        "num_prompt_top",
+        "num_top",
+        "stream",
+    )
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, stream: int, num_top: int | None = None, num_prompt_top: int | None = None) -> None:
         self.stream = stream
+        self.num_top = num_top
+        self.num_prompt_top = num_prompt_top
         self.cached_tokens = 0
         self.finish = NOT_FINISHED
+        self.listener: Callable[[], None] | None = None
         self._tokens: list[int] = []
+        # Joined only when they are taken.
+        self._logprobs: list[Logprobs] = []
+        self._prompt_logprobs: list[Logprobs] = []
         self._failure: StreamserveError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -54,6 +86,14 @@ class Mailbox:
             self._tokens = tokens
         self.finish = finish
         self._wake()
+
+    def put_logprobs(self, logprobs: Logprobs) -> None:
+        """Adds the rows that belong to the tokens of the next `put`."""
+        self._logprobs.append(logprobs.rows(slice(None), self.num_top))
+
+    def put_prompt_logprobs(self, logprobs: Logprobs) -> None:
+        """Adds rows for the next part of the prompt."""
+        self._prompt_logprobs.append(logprobs.rows(slice(None), self.num_prompt_top))
 
     def fail(self, failure: StreamserveError) -> None:
         """Ends the stream with `failure`, after what is already in the box. The first failure counts."""
@@ -73,12 +113,34 @@ class Mailbox:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take()
+
+    def take(self) -> Delta:
+        """All that has come; may be nothing. Hot: once for each delta.
+
+        Raises:
+            StreamserveError: the stream failed and the box is empty.
+        """
         if self._failure is not None and not self._tokens and not self.finish:
             raise self._failure
         tokens, self._tokens = self._tokens, []
-        return Delta(tokens, self.finish)
+        return Delta(tokens, self.finish, None if self.num_top is None else self._take_logprobs(self.num_top))
+
+    def take_prompt_logprobs(self) -> Logprobs | None:
+        """All rows for the prompt, if the request asked for them; complete once there is a token."""
+        if self.num_prompt_top is None:
+            return None
+        pieces, self._prompt_logprobs = self._prompt_logprobs, []
+        return Logprobs.join(pieces) if pieces else Logprobs.empty(self.num_prompt_top)
+
+    def _take_logprobs(self, num_top: int) -> Logprobs:
+        pieces, self._logprobs = self._logprobs, []
+        return Logprobs.join(pieces) if pieces else Logprobs.empty(num_top)
 
     def _wake(self) -> None:
+        if self.listener is not None:
+            self.listener()
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -98,15 +160,15 @@ class StreamTable:
         self._free: list[int] = []
         self._generation = 0
 
-    def open(self) -> Mailbox:
-        """A mailbox under a number that no live stream has."""
+    def open(self, num_top: int | None = None, num_prompt_top: int | None = None) -> Mailbox:
+        """A mailbox under a number that no live stream has; for the arguments see `Mailbox`."""
         self._generation = (self._generation + 1) & 0xFFFFFFFF
         if self._free:
             slot = self._free.pop()
         else:
             slot = len(self.slots)
             self.slots.append(None)
-        mailbox = Mailbox(self._generation << 32 | slot)
+        mailbox = Mailbox(self._generation << 32 | slot, num_top, num_prompt_top)
         self.slots[slot] = mailbox
         return mailbox
 
@@ -116,10 +178,15 @@ class StreamTable:
         mailbox = self.slots[slot] if slot < len(self.slots) else None
         return mailbox if mailbox is not None and mailbox.stream == stream else None
 
+    def end(self, mailbox: Mailbox, finish: Finish) -> None:
+        """Ends a stream from this side: its task gets what is there and then `finish`, and nothing later."""
+        self.slots[mailbox.stream & 0xFFFFFFFF] = None
+        mailbox.put([], finish)
+
     def close(self, mailbox: Mailbox) -> None:
         """Forgets `mailbox` and frees its slot."""
         slot = mailbox.stream & 0xFFFFFFFF
-        assert self.slots[slot] is mailbox, f"slot {slot} is not held by stream {mailbox.stream:#x}"
+        assert self.slots[slot] in (mailbox, None), f"slot {slot} is not held by {mailbox.stream:#x}"
         self.slots[slot] = None
         self._free.append(slot)
 

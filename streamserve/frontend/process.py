@@ -1,49 +1,50 @@
 """The frontend process: `python -m streamserve.frontend.process --bootstrap FD`.
 
 It accepts connections before the engine has loaded and answers 503 until then. When told to stop (STOP_ORDER;
-SIGTERM or SIGINT where nobody blocked them) it accepts nothing new, lets streams finish for the drain time,
-ends the rest with an error event and exits with 0; the same signal again ends it at once. It never outlives
-the supervisor (lifeline).
+SIGTERM or SIGINT where nobody blocked them) it answers 503 to what is new, lets streams finish for the drain
+time, ends the rest with an error event and exits with 0; the same signal again ends it at once. It never
+outlives the supervisor (lifeline).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
-import uvicorn
 import uvloop
-from starlette.applications import Starlette
 
-from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe
+from streamserve.bootstrap import Bootstrap, ReadyPipe
 from streamserve.config import Config
 from streamserve.errors import ConfigError
 from streamserve.frontend.api.app import build_app
 from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.client import EngineClient
+from streamserve.frontend.deployment import Deployment
+from streamserve.frontend.keys import KeyRing
 from streamserve.frontend.limits import Admission
 from streamserve.frontend.mailbox import StreamTable
-from streamserve.frontend.protocol import LimitedHttpProtocol
+from streamserve.frontend.metrics import Layout, Metrics, Row
 from streamserve.frontend.pump import Pump
+from streamserve.frontend.registry import Registry
 from streamserve.frontend.sender import Sender
+from streamserve.frontend.server import build_server
 from streamserve.frontend.text.detokenize import Detokenizers
 from streamserve.frontend.text.template import ChatTemplate, special_tokens
 from streamserve.frontend.text.tokenize import PromptTokenizer, read_json
+from streamserve.frontend.tracing import Tracer
 from streamserve.ipc.board import StatusBoard
 from streamserve.ipc.doorbell import Doorbell
+from streamserve.ipc.notice import Notice
 from streamserve.ipc.ring import RingReader, RingWriter
 from streamserve.ipc.segment import Segment
 from streamserve.lifeline import watch_lifeline
@@ -51,83 +52,23 @@ from streamserve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
-STOP_SIGNALS = (STOP_ORDER, signal.SIGTERM, signal.SIGINT)
-KEEP_ALIVE_S = 75
 TOKENIZER_THREADS = 2
-# After the drain time streams end by themselves with an error event; what is stuck even then is cancelled.
-CANCEL_AFTER_S = 3
 
 
-class FrontendServer(uvicorn.Server):
-    """uvicorn with this server's idea of stopping.
-
-    Args:
-        config: uvicorn's.
-        client: its streams are drained.
-        drain_timeout_s: how long they may take.
-        on_started: called when connections are accepted.
-    """
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        client: EngineClient,
-        drain_timeout_s: float,
-        on_started: Callable[[], None],
-    ) -> None:
-        super().__init__(config)
-        self._client = client
-        self._drain_timeout_s = drain_timeout_s
-        self._on_started = on_started
-        self._received: set[int] = set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to accept, and says so."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_started()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handles the signals to stop while it serves; unlike the base class, does not raise them again."""
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._stop, number)
-        try:
-            yield
-        finally:
-            for number in STOP_SIGNALS:
-                loop.remove_signal_handler(number)
-
-    def _stop(self, number: int) -> None:
-        if number in self._received:
-            os._exit(128 + number)
-        self._received.add(number)
-        if self.should_exit:
-            return
-        logger.info(
-            "stopping: %d streams may take %g s to finish", self._client.num_live, self._drain_timeout_s
-        )
-        self._client.drain()
-        self.should_exit = True
-        asyncio.get_running_loop().call_later(
-            self._drain_timeout_s, self._client.fail_all, "The server is shutting down."
-        )
-
-
-def build_client(bootstrap: Bootstrap, config: Config) -> EngineClient:
+def build_client(bootstrap: Bootstrap, config: Config, board: StatusBoard) -> EngineClient:
     """The engine client on the inherited channel. Its segments stay mapped until the process ends."""
     (channel,) = bootstrap.channels
     own_bell = Doorbell.attach(channel.frontend_bell)
     writer = RingWriter(Segment.attach(channel.request_ring).view, Doorbell.attach(channel.engine_bell))
     reader = RingReader(Segment.attach(channel.delta_ring).view, Doorbell.attach(channel.engine_bell))
     sender, streams = Sender(writer), StreamTable()
-    pump = Pump(reader, sender, StatusBoard.attach(bootstrap.board), own_bell, streams)
-    admission = Admission(config.server.max_waiting)
+    pump = Pump(reader, sender, board, own_bell, streams)
+    # Each frontend has its share of the places; connections spread over them evenly enough.
+    admission = Admission(-(-config.server.max_waiting // config.server.api_workers))
     return EngineClient(pump, sender, streams, admission, config.supervisor.heartbeat_timeout)
 
 
-def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient) -> Service:
+def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient, registry: Registry) -> Service:
     """The model's text side, read from its folder.
 
     Raises:
@@ -142,7 +83,7 @@ def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient) ->
         client=client,
         tokenizer=tokenizer,
         detokenizers=Detokenizers(tokenizer.tokenizer),
-        template=ChatTemplate.load(folder, tokenizer_config),
+        template=ChatTemplate.load(folder, tokenizer_config, config.api.chat_template),
         defaults=SamplingDefaults.of(read_json(folder / "generation_config.json")),
         secret=bytes.fromhex(bootstrap.secret),
         # Each frontend draws another sequence, the same one at every start with the same seed.
@@ -152,26 +93,41 @@ def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient) ->
         created_s=int(time.time()),
         max_body_bytes=config.server.max_body_bytes,
         ping_interval_s=config.server.sse_ping_interval,
+        write_timeout_s=config.api.stream_write_timeout,
+        body_timeout_s=config.server.body_timeout,
+        api=config.api,
+        registry=registry,
     )
 
 
-def build_server(
-    app: Starlette, client: EngineClient, drain_timeout_s: float, on_started: Callable[[], None]
-) -> FrontendServer:
-    """The HTTP server, to be run with `serve(sockets=[…])`."""
-    settings = uvicorn.Config(
-        app,
-        http=LimitedHttpProtocol,
-        ws="none",
-        loop="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(drain_timeout_s) + CANCEL_AFTER_S,
+def build_deployment(
+    bootstrap: Bootstrap, config: Config, board: StatusBoard, rows: memoryview
+) -> Deployment:
+    """What the supervisor has put around this frontend. Its segments stay mapped until the process ends.
+
+    Raises:
+        ConfigError: traces are wanted, and the packages for it are not installed.
+    """
+    endpoint = config.server.otlp_traces_endpoint
+    return Deployment(
+        server=config.server,
+        auth=config.auth,
+        keys=KeyRing.of(config.auth),
+        board=board,
+        progress=Notice.attach(bootstrap.progress),
+        rows=rows,
+        index=bootstrap.index,
+        tracer=None if endpoint is None else Tracer.to(endpoint),
     )
-    return FrontendServer(settings, client, drain_timeout_s, on_started)
+
+
+def build_registry(deployment: Deployment, rows: memoryview) -> Registry:
+    """The register of live answers, which counts into this frontend's row of `rows`."""
+    layout = Layout(deployment.keys.names)
+    start = layout.row_bytes * deployment.index
+    row = Row(layout, rows[start : start + layout.row_bytes])
+    row.reset_gauges()
+    return Registry(Metrics(row))
 
 
 def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
@@ -182,10 +138,14 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     """
     config = bootstrap.settings()
     listen = socket.socket(fileno=bootstrap.listen)
-    client = build_client(bootstrap, config)
-    app = build_app(build_service(bootstrap, config, client))
+    board = StatusBoard.attach(bootstrap.board)
+    client = build_client(bootstrap, config, board)
+    rows = Segment.attach(bootstrap.metrics).view
+    deployment = build_deployment(bootstrap, config, board, rows)
+    service = build_service(bootstrap, config, client, build_registry(deployment, rows))
+    app = build_app(service, deployment)
     facts = {"pid": os.getpid()}
-    server = build_server(app, client, config.supervisor.drain_timeout, lambda: ready.ready(facts))
+    server = build_server(app, service, config, lambda: ready.ready(facts))
     # What lives now lives for good: keep it out of every later garbage collection.
     gc.collect()
     gc.freeze()
@@ -197,7 +157,8 @@ def main() -> int:
     """Entry point of the process; returns its exit code."""
     bootstrap = Bootstrap.from_argv()
     watch_lifeline(bootstrap.lifeline)
-    configure_logging(f"frontend {bootstrap.index}", bootstrap.settings().server.log_level)
+    server = bootstrap.settings().server
+    configure_logging(f"frontend {bootstrap.index}", server.log_level, server.log_format)
     # Starts, stops and malformed requests are no news to the operator.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     ready = ReadyPipe(bootstrap.ready)

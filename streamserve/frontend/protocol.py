@@ -1,34 +1,55 @@
 """uvicorn's HTTP protocol with limits on the request head, and a way to drop a connection.
 
 The parser itself puts no bound on header lines or on the time they take, so one connection could hold any
-amount of memory. Everything behind the head (body size and time, slow readers) is limited by the application.
+amount of memory. Everything behind the head (body size and time, slow readers) is limited by the application,
+except for a body that goes on after its answer: nobody reads that any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from streamserve.config import ServerConfig
 from streamserve.frontend.api.problems import Problem
-from streamserve.frontend.api.sse import ABORT_EXTENSION
+from streamserve.frontend.api.sse import ABORT_EXTENSION, WRITE_EXTENSION
+from streamserve.frontend.middleware import valid_request_id
 
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 128
-HEAD_TIMEOUT_S = 30.0
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """What the head of a request may take."""
+
+    max_bytes: int
+    max_headers: int
+    timeout_s: float
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> HeadLimits:
+        """As configured."""
+        return cls(config.max_head_bytes, config.max_headers, config.head_timeout)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        limits: on the heads of its requests.
+    """
+
+    def __init__(self, *args: Any, limits: HeadLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limits = limits
         # Bytes of the head that is arriving; None between its end and the next one's beginning.
         self._head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        # Runs while the rest of a body comes that was answered before its end.
+        self._rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection is open; its first request's head must come soon."""
@@ -38,6 +59,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._stop_head_timer()
+        self._stop_rest_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -47,7 +69,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         # Between two requests of a kept connection nothing has come, and uvicorn's own timer runs.
         self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes > self._limits.max_bytes:
             self._refuse(431, "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
@@ -56,25 +78,48 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         if self._head_timer is None:
             self._start_head_timer()
-        extensions: dict[str, Any] = {ABORT_EXTENSION: {"call": self.transport.abort}}
+        extensions: dict[str, Any] = {
+            ABORT_EXTENSION: {"call": self.transport.abort},
+            WRITE_EXTENSION: {"write": self.write_chunk, "drain": self.flow.drain},
+        }
         self.scope["extensions"] = extensions
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Writes more of the body of an answer that has begun; False if the client should be waited for.
+
+        The same bytes as a message to the application's `send`, without the way there. Hot: once a chunk.
+        """
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.flow.write_paused
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target came."""
         super().on_url(url)
-        self._check(len(self.url) <= MAX_HEAD_BYTES)
+        self._check(len(self.url) <= self._limits.max_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came."""
         super().on_header(name, value)
-        self._check(len(self.headers) <= MAX_HEADERS)
+        self._check(len(self.headers) <= self._limits.max_headers)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._check(sum(len(name) + len(value) for name, value in self.headers) <= MAX_HEAD_BYTES)
+        self._check(sum(len(name) + len(value) for name, value in self.headers) <= self._limits.max_bytes)
         self._head_bytes = None
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        self._stop_rest_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is whole, perhaps before the body."""
+        super().on_response_complete()
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(self._limits.timeout_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, or a head that is over a limit, and closes."""
@@ -90,20 +135,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         phrase = HTTPStatus(status).phrase
         code = phrase.lower().replace(" ", "_")
         body = Problem(status, "invalid_request_error", code, message).encode()
+        request_id = valid_request_id(self.headers or ()).decode()
         head = (
             f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(self._limits.timeout_s, self._head_is_late)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _head_is_late(self) -> None:
         self._head_timer = None

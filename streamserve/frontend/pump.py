@@ -10,15 +10,26 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from streamserve.errors import EngineUnavailable
+from streamserve.frontend.calls import Calls
 from streamserve.frontend.mailbox import StreamTable
 from streamserve.frontend.sender import Sender
 from streamserve.ipc.board import EngineState
-from streamserve.messages import Kind, decode_call, decode_json, decode_step, encode_call, epoch_of
+from streamserve.ipc.layout import RingStatistics
+from streamserve.messages import (
+    Kind,
+    Logprobs,
+    StepTokens,
+    decode_call,
+    decode_json,
+    decode_prompt_logprobs,
+    decode_step,
+    epoch_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +53,9 @@ class Reader(Protocol):
 
     def disarm(self) -> None:
         """Takes that back."""
+
+    def statistics(self) -> RingStatistics:
+        """How full it is, and what went through."""
 
 
 class Bell(Protocol):
@@ -108,6 +122,10 @@ class Pulse:
         return True
 
 
+def _knows_nothing(_question: Any) -> None:
+    return None
+
+
 class Pump:
     """Routes what comes from the engine.
 
@@ -121,6 +139,7 @@ class Pump:
     Attributes:
         engine: the engine that serves now, or None while there is none.
         gauges: the newest STATS body.
+        on_relay: answers what another frontend asks; None says that this one knows nothing of it.
     """
 
     def __init__(
@@ -128,13 +147,13 @@ class Pump:
     ) -> None:
         self.engine: EngineFacts | None = None
         self.gauges: dict[str, Any] = {}
+        self.on_relay: Callable[[Any], Any] = _knows_nothing
         self._reader = reader
         self._sender = sender
         self._board = board
         self._bell = bell
         self._streams = streams
-        self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._last_call = 0
+        self._calls = Calls(sender)
         self._pulse = Pulse()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -177,18 +196,20 @@ class Pump:
         """
         if self.engine is None or self._loop is None:
             raise EngineUnavailable("The engine is not running.")
-        call_id = self._next_call_id()
-        reply: asyncio.Future[Any] = self._loop.create_future()
-        self._replies[call_id] = reply
-        try:
-            self._sender.call(encode_call(self.engine.epoch, call_id, body))
-            return await reply
-        finally:
-            self._replies.pop(call_id, None)
+        return await self._calls.call(self.engine.epoch, body)
 
-    def _next_call_id(self) -> int:
-        self._last_call = (self._last_call + 1) & 0xFFFFFFFF
-        return self._last_call
+    async def relay(self, body: Any) -> Any | None:
+        """What another frontend answers to `body`; None if none of them has an answer (see `Calls.relay`).
+
+        Without an engine there is no way to the others, and nothing live for them to know of: None as well.
+        """
+        if self.engine is None or self._loop is None:
+            return None
+        return await self._calls.relay(self.engine.epoch, body)
+
+    def statistics(self) -> RingStatistics:
+        """Of the delta ring."""
+        return self._reader.statistics()
 
     def _wake(self) -> None:
         """The bell rang. Hot: at most once a step."""
@@ -225,17 +246,23 @@ class Pump:
             return
         elif kind == Kind.STEP:
             self._route(payload)
+        elif kind == Kind.PROMPT_LOGPROBS:
+            stream, _, logprobs = decode_prompt_logprobs(payload)
+            mailbox = self._streams.find(stream)
+            if mailbox is not None:
+                mailbox.put_prompt_logprobs(logprobs)
         elif kind == Kind.STATS:
             self.gauges = decode_json(payload)
         elif kind == Kind.REPLY:
-            call_id, body = decode_call(payload)
-            reply = self._replies.get(call_id)
-            if reply is not None and not reply.done():
-                reply.set_result(body)
+            self._calls.take(*decode_call(payload))
+        elif kind == Kind.RELAY:
+            self._answer_relay(self.engine.epoch, *decode_call(payload))
 
     def _route(self, payload: memoryview) -> None:
         """Hands each stream its tokens. Hot: once a step; a list index and a slice for each stream."""
         step = decode_step(payload)
+        if step.logprobs is not None:
+            self._route_logprobs(step, step.logprobs)
         slots = self._streams.slots
         num_slots = len(slots)
         tokens = step.tokens.tolist()
@@ -252,6 +279,25 @@ class Pump:
                     mailbox.cached_tokens = cached[row]
                 mailbox.put(tokens[at:end], finish)
             at = end
+
+    def _route_logprobs(self, step: StepTokens, logprobs: Logprobs) -> None:
+        """Hands each stream that asked the rows of its tokens, which follow."""
+        at = 0
+        for stream, count in zip(step.streams.tolist(), step.counts.tolist(), strict=True):
+            mailbox = self._streams.find(stream)
+            if mailbox is not None and mailbox.num_top is not None:
+                mailbox.put_logprobs(logprobs.rows(slice(at, at + count)))
+            at += count
+
+    def _answer_relay(self, epoch: int, call_id: int, question: dict[str, Any]) -> None:
+        try:
+            answer = self.on_relay(question["body"])
+        except Exception:
+            # The one that asked waits for every answer; this one has none.
+            logger.exception("another frontend's question could not be answered")
+            answer = None
+        reply = {"method": "relay_reply", "to": question["origin"], "call_id": call_id, "body": answer}
+        self._calls.send(epoch, reply)
 
     def _meet(self, engine: EngineFacts) -> None:
         if self.engine is not None:
@@ -276,9 +322,7 @@ class Pump:
         self.gauges = {}
         self._sender.reset(0)
         self._streams.fail_all(EngineUnavailable(why))
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(EngineUnavailable(why))
+        self._calls.fail(why)
 
     def _beat(self) -> None:
         """Looks round, and asks a silent engine whether it lives. Four times a second."""
@@ -287,4 +331,4 @@ class Pump:
         self._timer = self._loop.call_later(PULSE_INTERVAL_S, self._beat)
         self._wake()
         if self.engine is not None and self._pulse.ask(time.monotonic()):
-            self._sender.call(encode_call(self.engine.epoch, self._next_call_id(), {"method": "ping"}))
+            self._calls.send(self.engine.epoch, {"method": "ping"})

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from streamserve.ipc.layout import RingStatistics
 from streamserve.messages import AddRequest, Buffer, Kind, encode_abort, encode_add
 
 MAX_ABORTS_PER_FRAME = 128
@@ -27,6 +28,9 @@ class Writer(Protocol):
     """The producer's side of a ring (streamserve.ipc.ring.RingWriter)."""
 
     max_message: int
+
+    def statistics(self) -> RingStatistics:
+        """How full it is, and what went through."""
 
     def try_push(self, kind: int, parts: Sequence[Buffer]) -> bool:
         """Sends one message if there is room."""
@@ -51,7 +55,7 @@ class Sender:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._epoch = 0
-        self._adds: deque[AddRequest] = deque()
+        self._adds: deque[tuple[int, list[Buffer]]] = deque()
         self._aborts: list[int] = []
         self._calls: deque[list[Buffer]] = deque()
         self._fragments: Fragments | None = None
@@ -67,6 +71,10 @@ class Sender:
         self._aborts.clear()
         self._calls.clear()
 
+    def statistics(self) -> RingStatistics:
+        """Of the request ring."""
+        return self._writer.statistics()
+
     @property
     def num_queued(self) -> int:
         """Messages that wait for room in the ring."""
@@ -74,12 +82,13 @@ class Sender:
 
     def add(self, request: AddRequest) -> None:
         """Sends a request, now or as soon as there is room."""
-        self._adds.append(request)
+        # Encoded now: should that fail, it is this request that fails.
+        self._adds.append((request.stream, encode_add(self._epoch, request)))
         self.flush()
 
     def abort(self, stream: int) -> None:
         """Sends the abort of `stream`, or takes its request back if it has not left yet."""
-        kept = deque(request for request in self._adds if request.stream != stream)
+        kept = deque(entry for entry in self._adds if entry[0] != stream)
         if len(kept) < len(self._adds):
             self._adds = kept
             return
@@ -115,18 +124,19 @@ class Sender:
                 del self._aborts[: len(some)]
                 continue
             if self._calls:
-                if not self._writer.try_push(Kind.CALL, self._calls[0]):
+                if not self._send(Kind.CALL, self._calls[0]):
                     return False
                 self._calls.popleft()
             elif self._adds:
-                if not self._send_add(encode_add(self._epoch, self._adds[0])):
+                if not self._send(Kind.ADD, self._adds[0][1]):
                     return False
                 self._adds.popleft()
             else:
                 return True
 
-    def _send_add(self, parts: list[Buffer]) -> bool:
+    def _send(self, kind: Kind, parts: list[Buffer]) -> bool:
+        """Sends a message, or begins to if it is a long one; False if there is no room."""
         if sum(len(part) for part in parts) <= self._writer.max_message:
-            return self._writer.try_push(Kind.ADD, parts)
-        self._fragments = self._writer.begin(Kind.ADD, parts)
+            return self._writer.try_push(kind, parts)
+        self._fragments = self._writer.begin(kind, parts)
         return True

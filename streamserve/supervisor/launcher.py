@@ -70,7 +70,6 @@ class Launcher:
             index=0,
             epoch=epoch,
             channels=self._shared.channels,
-            listen=-1,
         )
 
     def frontend(self, index: int, epoch: int) -> Child:
@@ -88,6 +87,8 @@ class Launcher:
             epoch=epoch,
             channels=(self._shared.channels[index],),
             listen=self._listener.fileno(),
+            progress=self._shared.progress.fd,
+            metrics=self._shared.metrics.fd,
         )
 
     def _start(
@@ -99,7 +100,7 @@ class Launcher:
         index: int,
         epoch: int,
         channels: tuple[Channel, ...],
-        listen: int,
+        **for_frontends: int,
     ) -> Child:
         reports_fd, ready_fd = os.pipe()
         bootstrap = Bootstrap(
@@ -114,7 +115,7 @@ class Launcher:
             lifeline=self._lifeline.read_end,
             ready=ready_fd,
             board=self._shared.board.fd,
-            listen=listen,
+            **for_frontends,
         )
         try:
             return spawn(name, module, bootstrap, reports_fd)

@@ -34,10 +34,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     """The address that `listener` is reached at, with the port it really has."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return (
+        f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
+    )
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

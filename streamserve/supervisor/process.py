@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import socket
 import sys
@@ -10,6 +11,8 @@ import sys
 import streamserve
 from streamserve.artifacts import ResolvedModel, resolve_model
 from streamserve.config import Config
+from streamserve.frontend.keys import KeyRing, with_key_files
+from streamserve.frontend.metrics import Layout
 from streamserve.logs import configure_logging
 from streamserve.supervisor.children import Lifeline
 from streamserve.supervisor.launcher import ChildModules, Launcher
@@ -21,16 +24,15 @@ from streamserve.supervisor.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-NUM_FRONTENDS = 1
-
 
 def serve(config: Config) -> int:
     """Serves until a signal or a failure; returns the exit code.
 
     Raises:
-        ConfigError: the address, the model or the memory is not as it must be.
+        ConfigError: the address, the keys, the model or the memory is not as it must be.
     """
-    configure_logging("supervisor", config.server.log_level)
+    configure_logging("supervisor", config.server.log_level, config.server.log_format)
+    config = dataclasses.replace(config, auth=with_key_files(config.auth))
     with bind(config.server.host, config.server.port) as listener:
         progress = ProgressLog(logger.info)
         model = resolve_model(config.model, lambda what, done: progress.report("model", what, done))
@@ -42,16 +44,17 @@ def supervise(
     model: ResolvedModel,
     listener: socket.socket,
     modules: ChildModules | None = None,
-    num_frontends: int = NUM_FRONTENDS,
 ) -> int:
     """Serves `model` on `listener` until a signal or a failure; returns the exit code.
 
     Raises:
         ConfigError: there is not enough memory for the rings.
     """
-    url = url_of(listener)
+    url = url_of(listener, is_tls=config.tls.ssl_certfile is not None)
+    num_frontends = config.server.api_workers
+    metrics_bytes = Layout(KeyRing.of(config.auth).names).segment_bytes(num_frontends)
     with (
-        contextlib.closing(SharedState(num_frontends)) as shared,
+        contextlib.closing(SharedState(num_frontends, metrics_bytes)) as shared,
         contextlib.closing(Lifeline()) as lifeline,
         Watch() as watch,
     ):

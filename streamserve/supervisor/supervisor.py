@@ -157,6 +157,8 @@ class Supervisor:
         match report:
             case Progress(what, fraction):
                 self._progress.report(child.name, what, fraction)
+                if child is self._engine:
+                    self._shared.report_progress(what, fraction)
             case Ready(facts):
                 child.is_ready = True
                 details = ", ".join(f"{name} {value}" for name, value in facts.items())

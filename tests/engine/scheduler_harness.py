@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from streamserve.engine.scheduler import Request, Scheduler, SchedulerLimits, StepOutput
-from streamserve.engine.scheduler.policy import RequestQueue
-from streamserve.engine.step import StepDiff, StepResult
+from streamserve.engine.step import PromptLogprobs, StepDiff, StepResult
 from streamserve.hashing import BlockHasher
-from streamserve.messages import AddRequest, Finish
+from streamserve.messages import AddRequest, Finish, Logprobs
 from streamserve.sampling import SamplingParams
 
 VOCAB = 40
@@ -73,6 +72,34 @@ def alone(
             return tokens[num_known:], Finish.LENGTH
 
 
+def likelihood(position: int, token: int, num_top: int, width: int | None = None) -> tuple[list, list]:
+    """The fake model's ids and log probabilities at a position: the token there first, then the likeliest.
+
+    What is behind `num_top`, up to `width`, is for nobody to look at.
+    """
+    blanks = [-1] * ((num_top if width is None else width) - num_top)
+    ids = [token, *((token + position + index) % VOCAB for index in range(num_top))]
+    values = [-float(position * VOCAB + token), *(-float(position + index) for index in range(num_top))]
+    return ids + blanks, values + [float("nan")] * len(blanks)
+
+
+def rows_of(likelihoods: Sequence[tuple[list, list]]) -> Logprobs:
+    """`likelihood` of some positions as columns."""
+    values = np.array([values for _, values in likelihoods], dtype=np.float32)
+    ids = np.array([ids for ids, _ in likelihoods], dtype=np.int32)
+    return Logprobs(values[:, 0].copy(), ids[:, 1:].copy(), values[:, 1:].copy())
+
+
+def check_rows(logprobs: Logprobs, first: int, tokens: Sequence[int], num_top: int) -> None:
+    """`logprobs` are those of `tokens`, which stand at `first` and behind."""
+    assert logprobs.top.shape == logprobs.top_ids.shape == (len(tokens), num_top)
+    if tokens:
+        wanted = rows_of([likelihood(first + at, token, num_top) for at, token in enumerate(tokens)])
+        np.testing.assert_array_equal(logprobs.chosen, wanted.chosen)
+        np.testing.assert_array_equal(logprobs.top_ids, wanted.top_ids)
+        np.testing.assert_array_equal(logprobs.top, wanted.top)
+
+
 @dataclass
 class Row:
     """What a worker keeps of a slot."""
@@ -113,12 +140,38 @@ class FakeWorker:
         self._check_writers(plan)
         for slot, count in plan:
             self._write(self.rows[slot], count)
+        prompts = [part for slot, count in plan for part in self._prompt_logprobs(slot, count)]
         sampled = [(slot, token) for slot, count in plan for token in self._advance(self.rows[slot], count)]
         return StepResult(
             step=diff.step,
             slots=np.array([slot for slot, _ in sampled], dtype=np.int32),
             token_ids=np.array([token for _, token in sampled], dtype=np.int32),
+            logprobs=self._logprobs(sampled),
+            prompt_logprobs=prompts,
         )
+
+    def _logprobs(self, sampled: list[tuple[int, int]]) -> Logprobs | None:
+        asked = [self.rows[slot].params.logprobs for slot, _ in sampled]
+        width = max((num_top for num_top in asked if num_top is not None), default=None)
+        if width is None:
+            return None
+        rows = []
+        for (slot, token), num_top in zip(sampled, asked, strict=True):
+            if num_top is None:
+                rows.append(([-1] * (width + 1), [float("nan")] * (width + 1)))
+            else:
+                rows.append(likelihood(len(self.rows[slot].tokens) - 1, token, num_top, width))
+        return rows_of(rows)
+
+    def _prompt_logprobs(self, slot: int, count: int) -> list[PromptLogprobs]:
+        """Of what this step predicts, whether or not an earlier step did before a preemption."""
+        row = self.rows[slot]
+        num_top = row.params.prompt_logprobs
+        predicted = range(row.computed + 1, min(row.computed + count + 1, row.num_prompt))
+        if num_top is None or not predicted:
+            return []
+        rows = rows_of([likelihood(at, row.tokens[at], num_top) for at in predicted])
+        return [PromptLogprobs(slot, predicted[0], rows)]
 
     def _apply(self, diff: StepDiff) -> None:
         for slot in diff.leaves.tolist():
@@ -180,6 +233,7 @@ class Stream:
     finish: Finish = Finish.NONE
     cached: int | None = None
     aborted: bool = False
+    num_prompt_rows: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -192,15 +246,19 @@ class Harness:
     Attributes:
         streams: all requests by stream number.
         diffs: every step that was scheduled.
+        started: the streams that had a slot, in the order in which they got their first.
+        now_ns: what time it is; `expire` sets it.
     """
 
-    def __init__(self, limits: SchedulerLimits = LIMITS, queue: RequestQueue | None = None) -> None:
+    def __init__(self, limits: SchedulerLimits = LIMITS, policy: str = "fcfs") -> None:
         self.limits = limits
         self.hasher = BlockHasher(b"s" * 32, limits.block_size)
-        self.scheduler = Scheduler(limits, self.hasher, queue)
+        self.scheduler = Scheduler(limits, self.hasher, policy)
         self.worker = FakeWorker(limits)
         self.streams: dict[int, Stream] = {}
         self.diffs: list[StepDiff] = []
+        self.started: list[int] = []
+        self.now_ns = 0
 
     def add(
         self,
@@ -210,11 +268,23 @@ class Harness:
         output: Sequence[int] = (),
         frontend: int = 0,
         priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        deadline_ns: int = 0,
         **params: object,
     ) -> int:
         """Adds a request (`output`: tokens generated before) and returns its stream number."""
         settings = SamplingParams(max_tokens=max_tokens, **params)
-        return self.add_with(tokens, settings, output=output, frontend=frontend, priority=priority)
+        return self.add_with(
+            tokens,
+            settings,
+            output=output,
+            frontend=frontend,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            deadline_ns=deadline_ns,
+        )
 
     def add_with(
         self,
@@ -223,11 +293,11 @@ class Harness:
         *,
         output: Sequence[int] = (),
         frontend: int = 0,
-        priority: int = 0,
+        **rest: object,
     ) -> int:
         """`add`, with the sampling parameters in one piece."""
         stream = len(self.streams)
-        self.scheduler.add(self.request(tokens, params, output, stream, frontend, priority))
+        self.scheduler.add(self.request(tokens, params, output, stream, frontend, **rest))
         self.streams[stream] = Stream(frontend, list(tokens), [*tokens, *output], params)
         return stream
 
@@ -238,13 +308,16 @@ class Harness:
         output: Sequence[int] = (),
         stream: int = 0,
         frontend: int = 0,
-        priority: int = 0,
+        cache_salt: str = "",
+        **rest: object,
     ) -> Request:
         """A request as a frontend would send it."""
         prompt = np.array(tokens, dtype=np.int32)
-        hashes = self.hasher.chain(prompt) if self.limits.enable_prefix_caching else []
+        root = self.hasher.root(cache_salt.encode())
+        hashes = self.hasher.chain(prompt, root) if self.limits.enable_prefix_caching else []
         known = np.array([*tokens, *output], dtype=np.int32)
-        return Request(frontend, AddRequest(stream, 0, known, len(prompt), params, hashes, priority))
+        add = AddRequest(stream, 0, known, len(prompt), params, hashes, cache_salt=cache_salt, **rest)
+        return Request(frontend, add)
 
     def abort(self, stream: int) -> bool:
         """Nobody waits for `stream` any more."""
@@ -253,6 +326,20 @@ class Harness:
         self.streams[stream].aborted = True
         self.scheduler.check_integrity()
         return known
+
+    def expire(self, now_ns: int) -> list[int]:
+        """Lets time pass; the streams whose time in the queue has run out."""
+        self.now_ns = now_ns
+        expired = self.scheduler.expire(now_ns)
+        for request in expired:
+            stream = self.streams[request.stream]
+            assert stream.is_live
+            assert request.frontend == stream.frontend
+            assert 0 < request.deadline_ns <= now_ns
+            assert request.stream not in self.started
+            stream.finish = Finish.EXPIRED
+        self.scheduler.check_integrity()
+        return [request.stream for request in expired]
 
     def step(self, in_flight: Callable[[], object] = lambda: None) -> StepOutput | None:
         """One step, with `in_flight` called while the worker has it. None if there was nothing to run."""
@@ -263,12 +350,20 @@ class Harness:
         if diff is None:
             return None
         self.diffs.append(diff)
+        self._note_starts(diff)
         result = self.worker.execute(diff)
         in_flight()
         output = self.scheduler.settle(result)
         self.scheduler.check_integrity()
         self._take(output)
         return output
+
+    def _note_starts(self, diff: StepDiff) -> None:
+        for join in diff.joins:
+            request = self.scheduler._table.requests[join.slot]
+            if request.stream not in self.started:
+                self.started.append(request.stream)
+                assert not 0 < request.deadline_ns <= self.now_ns, "it began too late"
 
     def run(self, most_steps: int = 5000) -> None:
         """Steps until nothing is left to do: every stream is finished or aborted, every block is free."""
@@ -286,6 +381,8 @@ class Harness:
         """Every finished stream generated what it would have generated alone."""
         for number, stream in self.streams.items():
             tokens, finish = alone(stream.known, len(stream.prompt), stream.params, self.limits)
+            if stream.finish is Finish.EXPIRED:
+                continue
             if stream.finish is Finish.NONE:
                 assert stream.tokens == tokens[: len(stream.tokens)], number
             else:
@@ -297,6 +394,7 @@ class Harness:
         assert output.token_ids.dtype == np.int32
         assert output.finish.dtype == np.uint8
         assert output.cached is None or output.cached.dtype == np.uint32
+        self._take_logprobs(output)
         for row, number in enumerate(output.streams.tolist()):
             stream = self.streams[number]
             assert stream.is_live, f"tokens for stream {number}, which is over"
@@ -309,3 +407,26 @@ class Harness:
                 assert output.cached is None or output.cached[row] == 0
             stream.tokens.append(int(output.token_ids[row]))
             stream.finish = Finish(int(output.finish[row]))
+
+    def _take_logprobs(self, output: StepOutput) -> None:
+        for part in output.prompt_logprobs:
+            stream = self.streams[part.stream]
+            assert stream.is_live
+            assert part.frontend == stream.frontend
+            assert part.start == stream.num_prompt_rows + 1, "a position left out, or twice"
+            end = part.start + len(part.logprobs.chosen)
+            num_top = stream.params.prompt_logprobs
+            check_rows(part.logprobs, part.start, stream.prompt[part.start : end], num_top)
+            stream.num_prompt_rows = end - 1
+        assert (output.logprobs is None) == (output.num_top is None)
+        for row, number in enumerate(output.streams.tolist()):
+            stream = self.streams[number]
+            if stream.params.prompt_logprobs is not None:
+                assert stream.num_prompt_rows == len(stream.prompt) - 1, "a token before its prompt"
+            num_top = stream.params.logprobs
+            if output.num_top is not None:
+                assert output.num_top[row] == (-1 if num_top is None else num_top)
+            if num_top is not None:
+                rows = output.logprobs.rows(slice(row, row + 1), num_top)
+                position = len(stream.known) + len(stream.tokens)
+                check_rows(rows, position, [int(output.token_ids[row])], num_top)

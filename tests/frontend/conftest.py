@@ -19,15 +19,19 @@ import pytest
 from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from streamserve.config import Config, ServerConfig, SupervisorConfig, TlsConfig
 from streamserve.frontend.api.app import build_app
 from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.client import EngineClient
+from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.limits import Admission
 from streamserve.frontend.mailbox import StreamTable
-from streamserve.frontend.process import FrontendServer, build_server
+from streamserve.frontend.metrics import Layout, Metrics, Row
 from streamserve.frontend.pump import Pump
+from streamserve.frontend.registry import Registry
 from streamserve.frontend.sender import Sender
+from streamserve.frontend.server import FrontendServer, build_server
 from streamserve.frontend.text.detokenize import Detokenizers
 from streamserve.frontend.text.template import CHATML, ChatTemplate
 from streamserve.frontend.text.tokenize import PromptTokenizer
@@ -281,10 +285,27 @@ class FakeEngine:
             call_id, body = decode_call(payload)
             self.calls.append(body)
             if self.answers_pings:
-                gauges = {"running": len(self.live[: self.max_running]), "waiting": 0, "free_blocks": 64}
-                gauges["waiting"] = len(self.live) - gauges["running"]
-                assert self.writer.try_push(Kind.STATS, encode_json(self.epoch, gauges))
+                assert self.writer.try_push(Kind.STATS, encode_json(self.epoch, self.statistics()))
                 assert self.writer.try_push(Kind.REPLY, encode_call(self.epoch, call_id, {"ok": True}))
+
+    def statistics(self) -> dict[str, int]:
+        """The body of a STATS frame (streamserve.messages)."""
+        running = len(self.live[: self.max_running])
+        parts = ("schedule", "execute", "settle")
+        return {
+            "running": running,
+            "waiting": len(self.live) - running,
+            "num_blocks": int(self.facts["num_blocks"]),
+            "free_blocks": int(self.facts["num_blocks"]),
+            **dict.fromkeys(("prefix_queries", "prefix_hits", "preemptions", "expired"), 0),
+            **dict.fromkeys(("prompt_tokens", "generation_tokens"), 0),
+            "steps": self.num_steps,
+            "step_tokens": 3 * self.num_steps,
+            "step_tokens_le_1": 0,
+            "step_tokens_le_8": self.num_steps,
+            **{f"{part}_ns": 1_000_000 for part in parts},
+            **{f"last_{part}_ns": 1000 for part in parts},
+        }
 
     def _changed(self) -> None:
         for holds, future in self._waiters:
@@ -345,22 +366,29 @@ class Harness:
         self.engine.script = lambda _request: ids
 
     @asynccontextmanager
-    async def served(self, drain_timeout_s: float = 5.0) -> AsyncIterator[str]:
-        """The app on a real socket; gives the base URL."""
+    async def served(
+        self, drain_timeout_s: float = 5.0, tls: TlsConfig | None = None, **server: Any
+    ) -> AsyncIterator[str]:
+        """The app on a real socket, under options of `ServerConfig`; gives the base URL."""
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         started = asyncio.Event()
-        server = build_server(self.app, self.client, drain_timeout_s, started.set)
+        config = Config(
+            server=ServerConfig(**server),
+            tls=tls or TlsConfig(),
+            supervisor=SupervisorConfig(drain_timeout=drain_timeout_s),
+        )
+        running = build_server(self.app, self.service, config, started.set)
         async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[listener]))
+            group.create_task(running.serve(sockets=[listener]))
             await asyncio.wait_for(started.wait(), WAIT_S)
-            self.server: FrontendServer = server
+            self.server: FrontendServer = running
             try:
                 yield f"http://127.0.0.1:{port}"
             finally:
-                server.should_exit = True
+                running.should_exit = True
                 # A test that left a stream open does not wait for it.
-                server.force_exit = True
+                running.force_exit = True
 
 
 def sse_events(text: str) -> list[Any]:
@@ -381,6 +409,16 @@ def events() -> Callable[[str], list[Any]]:
     return sse_events
 
 
+def registry_of(deployment: Deployment | None) -> Registry:
+    """What counts into the row of a deployment's frontend, as the process has it."""
+    if deployment is None:
+        return Registry()
+    layout = Layout(deployment.keys.names)
+    memory = deployment.rows or memoryview(bytearray(layout.row_bytes))
+    start = layout.row_bytes * deployment.index
+    return Registry(Metrics(Row(layout, memory[start : start + layout.row_bytes])))
+
+
 MakeHarness = Callable[..., Harness]
 
 
@@ -399,7 +437,9 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
         max_body_bytes: int = 1 << 20,
         ping_interval_s: float = 15.0,
         write_timeout_s: float = 120.0,
+        body_timeout_s: float = 120.0,
         with_tokenizer: Any = None,
+        deployment: Deployment | None = None,
         **facts: Any,
     ) -> Harness:
         rings = [Segment.create("test", ring_bytes(ring_capacity)) for _ in range(2)]
@@ -448,8 +488,10 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             max_body_bytes=max_body_bytes,
             ping_interval_s=ping_interval_s,
             write_timeout_s=write_timeout_s,
+            body_timeout_s=body_timeout_s,
+            registry=registry_of(deployment),
         )
-        app = build_app(service)
+        app = build_app(service, deployment)
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=WAIT_S)
         closers.extend([threads.shutdown, board.close, *[part.close for part in (*rings, *bells)]])
         return Harness(

@@ -1,25 +1,22 @@
-"""The frontend's side of the rings: large messages, a full ring, order, slots and generations."""
+"""The frontend's side of the rings: large messages, a full ring, order, and how streams end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import struct
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streamserve.errors import EngineUnavailable, Overloaded, RequestFailed
+from streamserve.errors import EngineUnavailable, Expired, RequestFailed
 from streamserve.frontend.client import Generation
-from streamserve.frontend.limits import MAX_RETRY_AFTER_S, Admission
-from streamserve.frontend.mailbox import Delta, Mailbox, StreamTable
 from streamserve.frontend.sender import MAX_ABORTS_PER_FRAME, Sender
 from streamserve.messages import AddRequest, Buffer, Finish, Kind, decode_abort, decode_add
 from streamserve.sampling import SamplingParams
-
-NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
 
 
 def generation(num_prompt: int = 4, max_tokens: int = 3) -> Generation:
@@ -124,6 +121,34 @@ async def test_an_engine_error_fails_the_one_request(frontend: Any) -> None:
     assert len(good.result()) == 3
 
 
+async def test_a_request_that_waited_too_long_has_expired(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    wanted = generation()
+    wanted.deadline_ns = 7
+    late = asyncio.ensure_future(collect(frontend.client, wanted))
+    await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+    assert frontend.engine.adds[0].deadline_ns == 7
+    frontend.engine.finish(frontend.engine.adds[0].stream, Finish.EXPIRED)
+    with pytest.raises(Expired, match="time in the queue") as expired:
+        await late
+    assert expired.value.retry_after_s >= 1
+    assert await frontend.client.call({"method": "ping"})
+    assert frontend.engine.aborts == []
+
+
+async def test_what_a_request_is_charged_to_goes_along(frontend: Any) -> None:
+    wanted = Generation(np.full(4, 7, dtype=np.int32), SamplingParams(3), (), 2, 9, "somebody", "salt")
+    frontend.engine.is_automatic = False
+    running = asyncio.ensure_future(collect(frontend.client, wanted))
+    await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+    (request,) = frontend.engine.adds
+    assert (request.priority, request.deadline_ns) == (2, 9)
+    assert (request.tenant, request.cache_salt) == ("somebody", "salt")
+    while frontend.engine.step():
+        pass
+    await running
+
+
 async def test_a_draining_client_accepts_nothing_and_finishes_what_runs(frontend: Any) -> None:
     frontend.engine.is_automatic = False
     async with asyncio.TaskGroup() as group:
@@ -166,6 +191,9 @@ class PaperWriter:
 
     def disarm_space(self) -> None:
         self.is_armed = False
+
+    def statistics(self) -> Any:
+        raise NotImplementedError
 
 
 class PaperFragments:
@@ -230,6 +258,25 @@ def test_many_aborts_go_in_several_frames() -> None:
     assert [len(streams) for streams in sent(writer)] == [MAX_ABORTS_PER_FRAME, 1]
 
 
+def test_a_long_call_goes_in_fragments() -> None:
+    writer = PaperWriter(room=1)
+    sender = Sender(writer)
+    sender.call([b"x" * 3000])
+    sender.abort(1)
+    writer.room = 10
+    sender.flush()
+    assert [kind for kind, _ in writer.sent] == [Kind.CALL, Kind.ABORT]
+
+
+def test_a_request_that_cannot_be_encoded_is_not_in_the_way_of_others() -> None:
+    writer = PaperWriter(room=10)
+    sender = Sender(writer)
+    with pytest.raises(struct.error):
+        sender.add(replace(add(1), priority=2**40))
+    sender.add(add(2))
+    assert sent(writer) == [2]
+
+
 def test_a_new_engine_gets_nothing_of_the_old_ones() -> None:
     writer = PaperWriter(room=0)
     sender = Sender(writer)
@@ -240,80 +287,3 @@ def test_a_new_engine_gets_nothing_of_the_old_ones() -> None:
     writer.room = 10
     sender.flush()
     assert sent(writer) == []
-
-
-# Mailboxes and their table
-
-
-async def test_a_mailbox_merges_what_waits() -> None:
-    box = Mailbox(1)
-    box.put([1, 2], NONE)
-    box.put([3], NONE)
-    assert await box.get() == Delta([1, 2, 3], NONE)
-    getting = asyncio.ensure_future(box.get())
-    await asyncio.sleep(0)
-    assert not getting.done()
-    box.put([4], LENGTH)
-    assert await getting == Delta([4], LENGTH)
-
-
-async def test_a_cancelled_get_loses_nothing() -> None:
-    box = Mailbox(1)
-    getting = asyncio.ensure_future(box.get())
-    await asyncio.sleep(0)
-    getting.cancel()
-    box.put([1], NONE)
-    await asyncio.wait([getting])
-    assert await box.get() == Delta([1], NONE)
-
-
-async def test_the_first_failure_counts() -> None:
-    box = Mailbox(1)
-    box.fail(RequestFailed("first"))
-    box.fail(EngineUnavailable("second"))
-    with pytest.raises(RequestFailed, match="first"):
-        await box.get()
-
-
-def test_slots_are_reused_under_a_new_generation() -> None:
-    table = StreamTable()
-    first, second = table.open(), table.open()
-    assert len(table) == 2
-    table.close(first)
-    third = table.open()
-    assert third.stream & 0xFFFFFFFF == first.stream & 0xFFFFFFFF
-    assert third.stream != first.stream
-    assert table.find(first.stream) is None
-    assert table.find(third.stream) is third
-    assert table.find(second.stream) is second
-    assert table.find(1 << 32 | 77) is None
-    assert len(table.slots) == 2
-
-
-# The queue limit
-
-
-def test_admission_counts_places() -> None:
-    admission = Admission(2)
-    admission.enter()
-    with admission.preparing(), pytest.raises(Overloaded):
-        admission.enter()
-    assert admission.waiting == 1
-    admission.start(1.0)
-    assert admission.waiting == 0
-
-
-def test_retry_after_follows_how_fast_the_queue_moves() -> None:
-    admission = Admission(1)
-    now_s = 0.0
-    assert admission.retry_after_s() == 1
-    for interval_s in deque([10.0] * 50):
-        admission.enter()
-        now_s += interval_s
-        admission.start(now_s)
-    assert 8 <= admission.retry_after_s() <= 10
-    for _ in range(50):
-        admission.enter()
-        now_s += 1000
-        admission.start(now_s)
-    assert admission.retry_after_s() == MAX_RETRY_AFTER_S

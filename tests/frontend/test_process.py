@@ -20,6 +20,9 @@ import pytest
 
 from streamserve.bootstrap import STOP_ORDER, Bootstrap, Channel
 from streamserve.config import Config
+from streamserve.frontend.metrics import Layout
+from streamserve.ipc.notice import Notice
+from streamserve.ipc.segment import Segment
 
 WAIT_S = 60.0
 MAX_RSS_BYTES = 250 * 2**20
@@ -58,6 +61,9 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
     lifeline, lifeline_end = os.pipe()
     ready_end, ready = os.pipe()
     requests, deltas = harness.segments
+    progress = Notice.create("test", 4096)
+    progress.publish(b'{"stage": "loading weights", "fraction": 0.5}')
+    metrics = Segment.create("test", Layout().segment_bytes(1))
     config = Config().to_dict()
     config["supervisor"]["drain_timeout"] = drain_timeout_s
     bootstrap = Bootstrap(
@@ -75,6 +81,8 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
         ready=ready,
         board=harness.engine.board.fd,
         listen=listener.fileno(),
+        progress=progress.fd,
+        metrics=metrics.fd,
     )
     fd = bootstrap.write()
     child = subprocess.Popen(  # noqa: ASYNC220  (waited for in a thread)
@@ -83,6 +91,8 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
     )
     for end in (fd, lifeline, ready):
         os.close(end)
+    progress.close()
+    metrics.close()
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_end, "rb")
@@ -109,16 +119,20 @@ async def wait_for_health(http: httpx.AsyncClient, status: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def wait_for_refusal(url: str) -> None:
-    """Connects until nobody listens any more."""
-    host, port = url.removeprefix("http://").split(":")
+async def wait_for_drain(url: str) -> None:
+    """Asks anew until the answer is that the server is draining."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            try:
-                _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionError:
+            async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as http:
+                try:
+                    response = await http.get("/ready")
+                except httpx.TransportError:
+                    # The connection was idle at the moment when idle ones were closed.
+                    continue
+            if response.json()["status"] == "draining":
+                assert response.status_code == 503
+                assert response.headers["connection"] == "close"
                 return
-            writer.transport.abort()
 
 
 async def test_it_serves_before_the_engine_is_there_and_drains_on_sigterm(
@@ -130,7 +144,12 @@ async def test_it_serves_before_the_engine_is_there_and_drains_on_sigterm(
     async with spawned(harness, model_folder, 30) as process:
         assert (await process.report())["type"] == "ready"
         async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http:
-            assert (await http.get("/health")).status_code == 503
+            loading = await http.get("/ready")
+            assert loading.status_code == 503
+            assert loading.json() == {
+                "status": "loading",
+                "progress": {"stage": "loading weights", "fraction": 0.5},
+            }
             refused = await http.post("/v1/chat/completions", json=CHAT)
             assert refused.status_code == 503
             engine.hello()
@@ -140,7 +159,11 @@ async def test_it_serves_before_the_engine_is_there_and_drains_on_sigterm(
             engine.step()
             assert psutil.Process(process.child.pid).memory_info().rss < MAX_RSS_BYTES
             process.child.send_signal(STOP_ORDER)
-            await wait_for_refusal(process.url)
+            await wait_for_drain(process.url)
+            async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as newcomer:
+                refused = await newcomer.post("/v1/chat/completions", json=CHAT)
+                assert refused.status_code == 503
+                assert (await newcomer.get("/live")).status_code == 200
             while engine.step():
                 pass
             assert (await asked).text.endswith("data: [DONE]\n\n")
@@ -187,8 +210,7 @@ async def test_it_can_be_ended_at_once(make_harness: Any, model_folder: Path, ho
                 process.lifeline = -1
             else:
                 process.child.send_signal(how)
-                # The first has been seen once the listening socket is closed.
-                await wait_for_refusal(process.url)
+                await wait_for_drain(process.url)
                 process.child.send_signal(how)
             assert await process.exit_code() == (1 if how == "lifeline" else 128 + how)
             with pytest.raises(httpx.TransportError):

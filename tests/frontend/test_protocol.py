@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from streamserve.frontend import protocol
-from streamserve.frontend.api import body as body_module
-
 
 @pytest.fixture
 async def url(run_harness: Any) -> AsyncIterator[str]:
     async with run_harness() as frontend, frontend.served() as url:
+        yield url
+
+
+@pytest.fixture
+async def impatient_url(run_harness: Any) -> AsyncIterator[str]:
+    """Of a server that waits for no head and no rest of a body."""
+    async with run_harness() as frontend, frontend.served(head_timeout=0.1) as url:
         yield url
 
 
@@ -72,6 +76,7 @@ async def test_a_head_just_over_the_limit_gets_the_json_error(url: str) -> None:
     said = await exchange(url, [GET + b"x: y\r\n" * 200 + b"\r\n"])
     assert status_of(said) == 431
     assert b'"code":"request_header_fields_too_large"' in said
+    assert b"x-request-id: " in said
 
 
 async def test_what_is_no_http_gets_a_json_400(url: str) -> None:
@@ -80,16 +85,48 @@ async def test_what_is_no_http_gets_a_json_400(url: str) -> None:
     assert b'"error"' in said
 
 
-async def test_a_head_that_does_not_come_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
-    assert status_of(await exchange(url, [GET])) == 408
-    assert status_of(await exchange(url, [])) == 408
+async def test_a_head_that_does_not_come_times_out(impatient_url: str) -> None:
+    assert status_of(await exchange(impatient_url, [GET])) == 408
+    assert status_of(await exchange(impatient_url, [])) == 408
 
 
-async def test_a_body_that_does_not_come_times_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.05)
+async def test_a_body_that_goes_on_after_its_answer_is_cut_off(impatient_url: str) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    said = await exchange(impatient_url, [head])
+    # The server has hung up, or this would not have come back.
+    assert status_of(said) == 404
+
+
+async def test_a_body_that_ends_after_its_answer_is_no_trouble(impatient_url: str) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
+    said = await exchange(impatient_url, [head, b"{", b"}\n", GET + b"connection: close\r\n\r\n"])
+    assert b"HTTP/1.1 404" in said
+    assert b"HTTP/1.1 200" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces", "status"),
+    [
+        ({"max_headers": 8}, [GET + b"x: y\r\n" * 9 + b"\r\n"], 431),
+        ({"max_head_bytes": 1024}, [GET + b"x: " + b"y" * 1024 + b"\r\n\r\n"], 431),
+        (
+            {"max_head_bytes": 200_000},
+            [GET + b"x: " + b"y" * 100_000 + b"\r\nconnection: close\r\n\r\n"],
+            200,
+        ),
+    ],
+)
+async def test_limits_of_a_head_are_options(
+    run_harness: Any, options: dict[str, int], pieces: list[bytes], status: int
+) -> None:
+    async with run_harness() as frontend, frontend.served(**options) as url:
+        assert status_of(await exchange(url, pieces)) == status
+
+
+async def test_a_body_that_does_not_come_times_out(run_harness: Any) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
-    said = await exchange(url, [head, b"{"])
+    async with run_harness(body_timeout_s=0.05) as frontend, frontend.served() as url:
+        said = await exchange(url, [head, b"{"])
     assert status_of(said) == 408
     assert b"connection: close" in said.lower()
 

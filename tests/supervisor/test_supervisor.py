@@ -84,6 +84,9 @@ class World:
     def publish(self, _epoch: int, state: EngineState) -> None:
         self.log.append(state.name)
 
+    def report_progress(self, what: str, fraction: float) -> None:
+        self.log.append(f"{what} {fraction:.0%}")
+
     def add(self, child: FakeChild) -> None:
         pass
 
@@ -135,6 +138,7 @@ def test_ready_is_published_with_the_engine_and_announced_with_all(world: World)
         "start engine, epoch 1",
         "start frontend 0",
         "start frontend 1",
+        "loading weights 10%",
         "READY",
         "announce",
         "DRAINING",

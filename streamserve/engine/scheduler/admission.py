@@ -48,11 +48,17 @@ class Admission:
         table: gives slots.
         kv: gives blocks.
         queue: the waiting requests.
+
+    Attributes:
+        prompt_tokens: of the requests that got their first slot so far.
+        prefix_queries: those of them that were looked up in the prefix cache.
+        prefix_hits: those of them that were found there.
     """
 
     def __init__(
         self, limits: SchedulerLimits, table: RequestTable, kv: KVCache, queue: RequestQueue
     ) -> None:
+        self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._limits = limits
@@ -66,6 +72,7 @@ class Admission:
         joins: list[Join] = []
         counts: list[int] = []
         if budget > 0 and self._table.num_free and len(self._queue):
+            self._queue.update()
             spare = self._spare_blocks()
             while budget > 0 and self._table.num_free and (request := self._queue.peek()) is not None:
                 hits = self._find_room(request, spare)
@@ -106,7 +113,7 @@ class Admission:
         hits = self._kv.match(request)
         need = self._need(request, hits)
         if need > spare and self._table.num_running:
-            missing = request.hashes[len(hits)] if len(hits) < len(request.hashes) else None
+            missing = request.hashes[len(hits)] if len(hits) < self._kv.most_hits(request) else None
             self._blocked = _Blocked(request, need, missing)
             return None
         self._blocked = None
@@ -116,12 +123,15 @@ class Admission:
         limits, table = self._limits, self._table
         tokens = request.tokens
         computed = len(hits) * limits.block_size
-        count = min(len(tokens) - computed, budget, limits.long_prefill_token_threshold or budget)
-        if request.state is State.WAITING:
-            self._count_hits(request, computed)
+        lacking = len(tokens) - computed
+        count = min(lacking, budget, limits.long_prefill_token_threshold or budget)
+        is_first = request.state is State.WAITING
+        if is_first:
+            self._count_first(request, computed)
         self._queue.remove(request)
         request.move(State.RUNNING)
         slot = table.join(request, step)
+        self._queue.seated(request, lacking if is_first else 0)
         self._kv.adopt(slot, hits)
         self._kv.grow(slot, limits.blocks_for(computed + count) - len(hits))
         join = Join(
@@ -134,8 +144,10 @@ class Admission:
         )
         return join, count
 
-    def _count_hits(self, request: Request, computed: int) -> None:
+    def _count_first(self, request: Request, computed: int) -> None:
         request.num_cached = computed
-        if self._kv.caches_prefixes:
+        self.prompt_tokens += request.num_prompt
+        # A prompt whose log probabilities are wanted is computed, whatever the cache holds.
+        if self._kv.caches_prefixes and request.params.prompt_logprobs is None:
             self.prefix_queries += request.num_prompt
             self.prefix_hits += computed

@@ -96,6 +96,7 @@ class Growth:
         """The request gives back all but its tokens; what it had computed can still be found for a while."""
         tokens = self._table.known_tokens(slot)
         self._kv.release(slot)
+        self._queue.left(slot)
         request = self._table.leave(slot)
         request.tokens = tokens
         request.move(State.PREEMPTED)

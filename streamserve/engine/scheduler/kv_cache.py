@@ -34,18 +34,21 @@ class KVCache:
         self.pool = BlockPool(limits.num_blocks, self.prefix)
         self.caches_prefixes = limits.enable_prefix_caching
         self._hasher = hasher
-        self._root = hasher.root()
         self._block_size = limits.block_size
         self._table = table
 
     def match(self, request: Request) -> list[int]:
         """The blocks that hold the longest cached beginning of a waiting request.
 
-        At least its last token is left to compute, as there is nothing to sample from otherwise.
+        What it needs the logits of is left to compute: its last token at least, to sample from.
         """
+        return self.prefix.match(request.hashes, self.most_hits(request))
+
+    def most_hits(self, request: Request) -> int:
+        """Blocks that a waiting request could take from the cache at best."""
         if not self.caches_prefixes:
-            return []
-        return self.prefix.match(request.hashes, (len(request.tokens) - 1) // self._block_size)
+            return 0
+        return min(len(request.hashes), request.num_reusable // self._block_size)
 
     def adopt(self, slot: int, blocks: list[int]) -> None:
         """Begins the block table of `slot` with blocks from `match`: their tokens count as computed."""
@@ -86,7 +89,8 @@ class KVCache:
             assert request is not None, f"slot {slot} is free"
             hashes = request.hashes
             if index == len(hashes):
-                hashes.append(self._hasher.extend(hashes[-1] if hashes else self._root, tokens[row]))
+                parent = hashes[-1] if hashes else self._hasher.root(request.cache_salt.encode())
+                hashes.append(self._hasher.extend(parent, tokens[row]))
             self.prefix.insert(hashes[index], blocks[row])
 
     def release(self, slot: int) -> None:

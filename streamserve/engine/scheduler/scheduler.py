@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamserve.engine.scheduler.admission import Admission, why_impossible
+from streamserve.engine.scheduler.deadlines import Deadlines
 from streamserve.engine.scheduler.growth import Growth
 from streamserve.engine.scheduler.kv_cache import KVCache
 from streamserve.engine.scheduler.limits import SchedulerLimits
-from streamserve.engine.scheduler.output import SchedulerStatistics, StepOutput
-from streamserve.engine.scheduler.policy import FcfsQueue, RequestQueue
+from streamserve.engine.scheduler.output import PromptRows, SchedulerStatistics, StepOutput
+from streamserve.engine.scheduler.policy import make_queue
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
 from streamserve.engine.step import Join, StepDiff, StepResult
@@ -59,8 +60,8 @@ class _Flight:
 class Scheduler:
     """All requests of one engine, from `add` to their last token.
 
-    Call `schedule`, let a worker run the step, call `settle` with what it sampled, and so on. `add` and the
-    aborts may be called at any time between, also while a step runs.
+    Call `schedule`, let a worker run the step, call `settle` with what it sampled, and so on. `add`, the
+    aborts and `expire` may be called at any time between, also while a step runs.
 
     One step is in flight at a time. To overlap steps, `_flight` becomes a queue; `schedule` itself advances
     `num_computed` and, for a request that samples, `num_tokens` (its token is not known yet, but the worker
@@ -72,20 +73,22 @@ class Scheduler:
     Args:
         limits: sizes.
         hasher: hashes the blocks that generated tokens complete; frontends hash prompts with the same secret.
-        queue: the order in which waiting requests get their turn; first come, first served by default.
+        policy: the order in which waiting requests get their turn: `fcfs`, `priority` or `fair`
+            (streamserve.engine.scheduler.policy).
     """
 
-    def __init__(
-        self, limits: SchedulerLimits, hasher: BlockHasher, queue: RequestQueue | None = None
-    ) -> None:
+    def __init__(self, limits: SchedulerLimits, hasher: BlockHasher, policy: str = "fcfs") -> None:
         self._limits = limits
-        self._queue: RequestQueue = FcfsQueue() if queue is None else queue
         self._table = RequestTable(limits)
+        self._queue = make_queue(policy, self._table)
         self._kv = KVCache(limits, hasher, self._table)
         self._growth = Growth(limits, self._table, self._kv, self._queue)
         self._admission = Admission(limits, self._table, self._kv, self._queue)
         self._requests: dict[tuple[int, int], Request] = {}
+        self._deadlines = Deadlines()
         self._num_arrivals = 0
+        self._num_expired = 0
+        self._num_sampled = 0
         self._flight: _Flight | None = None
         self._last: _Flight | None = None
         self._step = 0
@@ -110,8 +113,12 @@ class Scheduler:
             raise RequestFailed(f"stream {request.stream} of frontend {request.frontend}: {fault}")
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
+        if not self._queue.heeds_priority:
+            request.priority = 0
         self._requests[key] = request
         self._queue.push(request)
+        if request.deadline_ns:
+            self._deadlines.push(request)
 
     def abort(self, frontend: int, stream: int) -> bool:
         """Drops a request in whatever state; its slot and blocks are free at once. False if there is none."""
@@ -131,6 +138,24 @@ class Scheduler:
         """Drops all requests of a frontend that is gone; how many there were."""
         streams = [stream for owner, stream in self._requests if owner == frontend]
         return sum(self.abort(frontend, stream) for stream in streams)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` will next have something to do, unless that request begins before; None for never."""
+        return self._deadlines.next_ns
+
+    def expire(self, now_ns: int) -> list[Request]:
+        """Drops the requests that have not begun to run by their deadline, and returns them.
+
+        Call it before `schedule` with the same wall clock that deadlines are in: then none begins too late.
+        """
+        expired = self._deadlines.pop(now_ns)
+        for request in expired:
+            self._queue.remove(request)
+            del self._requests[request.frontend, request.stream]
+            request.move(State.FINISHED_EXPIRED)
+        self._num_expired += len(expired)
+        return expired
 
     def schedule(self) -> StepDiff | None:
         """Decides the next step; None when there is nothing to run.
@@ -165,11 +190,12 @@ class Scheduler:
         assert np.array_equal(flight.sampling, result.slots), (flight.sampling, result.slots)
         self._flight = None
         self._advance(flight)
-        slots, token_ids = flight.sampling, result.token_ids
+        slots, token_ids, logprobs = flight.sampling, result.token_ids, result.logprobs
         if flight.version != table.version:
             # Somebody was aborted meanwhile: what was computed for them is for nobody.
             present = table.present(slots, flight.step)
             slots, token_ids = slots[present], token_ids[present]
+            logprobs = None if logprobs is None else logprobs.rows(present)
         positions = table.num_tokens[slots]
         table.tokens[slots, positions] = token_ids
         table.num_tokens[slots] = positions + 1
@@ -179,7 +205,11 @@ class Scheduler:
             token_ids=token_ids,
             finish=table.stops.judge(slots, positions, token_ids),
             cached=None if flight.is_repeat else table.cached_if_first(slots, positions),
+            logprobs=logprobs,
+            num_top=None if logprobs is None else table.num_top[slots],
+            prompt_logprobs=self._prompt_rows(flight, result) if result.prompt_logprobs else (),
         )
+        self._num_sampled += len(slots)
         for row in np.flatnonzero(output.finish).tolist():
             self._vacate(int(slots[row])).move(_STATE_OF[Finish(output.finish[row])])
         return output
@@ -202,6 +232,9 @@ class Scheduler:
             prefix_queries=self._admission.prefix_queries,
             prefix_hits=self._admission.prefix_hits,
             preemptions=self._growth.num_preemptions,
+            expired=self._num_expired,
+            prompt_tokens=self._admission.prompt_tokens,
+            generation_tokens=self._num_sampled,
         )
 
     def check_integrity(self) -> None:
@@ -279,9 +312,31 @@ class Scheduler:
         if self._kv.caches_prefixes:
             self._kv.publish(slots, before, after)
 
+    def _prompt_rows(self, flight: _Flight, result: StepResult) -> list[PromptRows]:
+        """What the step brought of prompts' log probabilities, without what was reported before.
+
+        A request that was preempted computes its prompt again, and the worker does not know what of it was
+        reported.
+        """
+        parts: list[PromptRows] = []
+        for part in result.prompt_logprobs:
+            if self._table.joined_step[part.slot] > flight.step:
+                continue
+            request = self._table.requests[part.slot]
+            assert request is not None, f"slot {part.slot} is free"
+            start, end = request.next_prompt_logprob, part.start + len(part.logprobs.chosen)
+            if end > start:
+                assert part.start <= start, (part.start, start)
+                assert end <= request.num_prompt, (end, request.num_prompt)
+                rows = part.logprobs.rows(slice(start - part.start, None), request.params.prompt_logprobs)
+                parts.append(PromptRows(request.frontend, request.stream, start, rows))
+                request.next_prompt_logprob = end
+        return parts
+
     def _vacate(self, slot: int) -> Request:
         """Takes a request that is over out of everything."""
         self._kv.release(slot)
+        self._queue.left(slot)
         request = self._table.leave(slot)
         del self._requests[request.frontend, request.stream]
         return request

@@ -1,5 +1,8 @@
 """A request's cold record, and its life as a table.
 
+    FINISHED_EXPIRED
+              ▲
+              │
     add ─► WAITING ─► RUNNING ─► FINISHED_STOPPED (eos, stop id) or FINISHED_LENGTH
               │        │  ▲ │
               │        ▼  │ │
@@ -31,6 +34,7 @@ class State(Enum):
     FINISHED_STOPPED = auto()
     FINISHED_LENGTH = auto()
     FINISHED_ABORTED = auto()
+    FINISHED_EXPIRED = auto()
 
     @property
     def is_queued(self) -> bool:
@@ -40,7 +44,7 @@ class State(Enum):
 
 MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        State.WAITING: frozenset({State.RUNNING, State.FINISHED_ABORTED}),
+        State.WAITING: frozenset({State.RUNNING, State.FINISHED_ABORTED, State.FINISHED_EXPIRED}),
         State.RUNNING: frozenset(
             {State.PREEMPTED, State.FINISHED_STOPPED, State.FINISHED_LENGTH, State.FINISHED_ABORTED}
         ),
@@ -48,6 +52,7 @@ MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
         State.FINISHED_STOPPED: frozenset(),
         State.FINISHED_LENGTH: frozenset(),
         State.FINISHED_ABORTED: frozenset(),
+        State.FINISHED_EXPIRED: frozenset(),
     }
 )
 
@@ -68,7 +73,10 @@ class Request:
         num_prompt: how many of them are prompt.
         num_added: how many tokens it came with; more than `num_prompt` for a stream resumed after a restart.
         hashes: hash of each full block known so far: the prompt's, then those that generation completed.
+        priority: smaller is more important; the scheduler makes it 0 where the policy does not heed it.
         arrival: place in the order of arrival; the scheduler gives it.
+        next_prompt_logprob: position of the first prompt token whose log probabilities are still to be
+            reported; `num_prompt` when there is none, as in requests that did not ask.
         num_cached: prompt tokens found in the prefix cache at its first admission; None before that.
         slot: its row in the arrays while it runs, else None.
     """
@@ -76,8 +84,11 @@ class Request:
     __slots__ = (
         "_state",
         "arrival",
+        "cache_salt",
+        "deadline_ns",
         "frontend",
         "hashes",
+        "next_prompt_logprob",
         "num_added",
         "num_cached",
         "num_prompt",
@@ -85,6 +96,7 @@ class Request:
         "priority",
         "slot",
         "stream",
+        "tenant",
         "tokens",
     )
 
@@ -93,14 +105,29 @@ class Request:
         self.stream = add.stream
         self.params = add.params
         self.priority = add.priority
+        self.deadline_ns = add.deadline_ns
+        self.tenant = add.tenant
+        self.cache_salt = add.cache_salt
         self.num_prompt = add.num_prompt
         self.num_added = len(add.tokens)
         self.tokens: npt.NDArray[np.int32] = add.tokens
         self.hashes: list[bytes] = list(add.block_hashes)
         self.arrival = 0
+        self.next_prompt_logprob = add.num_prompt if add.params.prompt_logprobs is None else 1
         self.num_cached: int | None = None
         self.slot: int | None = None
         self._state = State.WAITING
+
+    @property
+    def num_reusable(self) -> int:
+        """How many leading tokens need not be computed if their K and V are in the cache.
+
+        Of those behind, the first has logits that are wanted: to sample from, or for a prompt's log
+        probabilities.
+        """
+        if self.next_prompt_logprob < self.num_prompt:
+            return self.next_prompt_logprob - 1
+        return len(self.tokens) - 1
 
     @property
     def state(self) -> State:

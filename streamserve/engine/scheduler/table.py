@@ -37,6 +37,8 @@ class RequestTable:
         priority: int64, arrival: int64, for choosing whom to preempt.
         stream, frontend: whose the tokens are.
         num_added, num_cached: int64, uint32, see `Request`.
+        num_top: int32, how many of the likeliest tokens are to be reported at each position; -1 where no log
+            probabilities are.
         requests: the cold record of each, None for a free slot.
         stops: when each of them ends.
         version: changes whenever a request joins or leaves.
@@ -59,6 +61,7 @@ class RequestTable:
         self.frontend = np.zeros(rows, dtype=np.int32)
         self.num_added = np.zeros(rows, dtype=np.int64)
         self.num_cached = np.zeros(rows, dtype=np.uint32)
+        self.num_top = np.full(rows, -1, dtype=np.int32)
         self.requests: list[Request | None] = [None] * rows
         self.stops = StopRules(rows, limits.eos_token_ids)
         self.version = 0
@@ -101,6 +104,8 @@ class RequestTable:
         self.frontend[slot] = request.frontend
         self.num_added[slot] = request.num_added
         self.num_cached[slot] = request.num_cached or 0
+        num_top = request.params.logprobs
+        self.num_top[slot] = -1 if num_top is None else num_top
         self.stops.set(slot, request, self._limits.limit(request.num_prompt, request.params.max_tokens))
         self.requests[slot] = request
         request.tokens = EMPTY

@@ -28,10 +28,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """How long a body may be, and what to say of a longer one."""
+    """How long a body may be, what to say of a longer one, and how long it may take to arrive."""
 
     max_bytes: int
     error: RequestError
+    timeout_s: float = BODY_TIMEOUT_S
 
 
 async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Body:
@@ -50,7 +51,7 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
     if declared.isdecimal() and int(declared) > limit.max_bytes:
         raise limit.error
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(limit.timeout_s):
             body = await _read(receive, limit)
     except TimeoutError:
         raise RequestTimeout("The request body took too long to arrive.") from None

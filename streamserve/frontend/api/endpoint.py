@@ -8,9 +8,9 @@ every transport.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 TENANT = "streamserve.tenant"
 
@@ -60,8 +60,45 @@ class Answer(Protocol):
         """
 
 
+# Takes a batch at once; False if it wants no more for now.
+Write = Callable[[list[bytes]], bool]
+Divert = Callable[[Write], Awaitable[bool]]
+
+
+@runtime_checkable
+class Divertible(Protocol):
+    """An answer that can hand out its chunks without waking a task for each batch.
+
+    Attributes:
+        is_divertible: whether this one can.
+    """
+
+    is_divertible: bool
+
+    async def divert(self, write: Write) -> bool:
+        """Goes on from where an iteration of `batches` has just yielded, until the end or until told to wait.
+
+        Each batch is handed to `write` in the turn of the event loop in which it came in. Only when this has
+        returned may `batches` be closed; it must not be iterated any more.
+
+        Returns:
+            True at the end; False if `write` wants no more for now. What comes then is merged, until this is
+            called again.
+
+        Raises:
+            StreamserveError: the request failed.
+        """
+
+
 class Endpoint(Protocol):
-    """One kind of generation: chat completions, completions, responses."""
+    """One kind of generation: chat completions, completions, responses.
+
+    Attributes:
+        names_events: the objects of a stream have a `type`, by which an event stream names its events; such a
+            stream says itself when it is over, so no `[DONE]` follows.
+    """
+
+    names_events: bool
 
     async def accept(self, call: Call) -> Answer:
         """Checks and prepares a request.

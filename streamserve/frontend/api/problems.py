@@ -19,6 +19,7 @@ from streamserve.errors import (
     BodyTooLarge,
     ContextTooLong,
     EngineUnavailable,
+    Expired,
     Overloaded,
     RequestError,
     RequestFailed,
@@ -61,6 +62,7 @@ class Problem:
 # Not caused by the caller: (status, type, code). The first match counts.
 _OURS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (Overloaded, 429, "rate_limit_error", "overloaded"),
+    (Expired, 503, "service_unavailable_error", "queue_time_exceeded"),
     (EngineUnavailable, 503, "service_unavailable_error", "engine_unavailable"),
     (RequestFailed, 500, "server_error", "request_failed"),
     (Exception, 500, "server_error", "internal_error"),
@@ -81,7 +83,11 @@ def problem_of(error: Exception) -> Problem:
             message = (
                 str(error) if isinstance(error, StreamserveError) else "The server failed on this request."
             )
-            retry = (("Retry-After", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
+            retry = (
+                (("Retry-After", str(error.retry_after_s)),)
+                if isinstance(error, Overloaded | Expired)
+                else ()
+            )
             return Problem(status, type_name, code, message, None, retry)
     raise AssertionError(f"no row for {error!r}")
 

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from streamserve.errors import BodyTooLarge, ContextTooLong, ModelNotFound
-from streamserve.frontend.api.body import BodyLimit
-from streamserve.frontend.api.parameters import SamplingDefaults, check_prompt_length, sampling_params
+from streamserve.config import ApiConfig
+from streamserve.errors import BodyTooLarge, InvalidRequest, ModelNotFound
+from streamserve.frontend.api.body import BODY_TIMEOUT_S, BodyLimit
+from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.problems import HopelessBody
+from streamserve.frontend.api.rendering import Renderer
 from streamserve.frontend.api.schema.common import GenerationRequest
-from streamserve.frontend.api.sse import WRITE_TIMEOUT_S, EventStream
+from streamserve.frontend.api.sse import WRITE_TIMEOUT_S
 from streamserve.frontend.client import EngineClient, Generation
 from streamserve.frontend.pump import EngineFacts
-from streamserve.frontend.text.assemble import TextAssembler
+from streamserve.frontend.registry import Registry
+from streamserve.frontend.text.assemble import StopRules, TextAssembler
 from streamserve.frontend.text.detokenize import Detokenizers
-from streamserve.frontend.text.template import ChatTemplate
+from streamserve.frontend.text.template import ChatTemplate, Conversation
 from streamserve.frontend.text.tokenize import PromptTokenizer
-from streamserve.hashing import BlockHasher
+from streamserve.frontend.text.trace import TokenTrace
 
-# Bytes of request body from which text is worked on in a thread: no long prompt may stall the other streams.
+# Size of a request from which its text is worked on in a thread: no long prompt may stall the other streams.
 INLINE_BYTES = 8192
 
 # A prompt's token takes at most this much of a body: as an id, in a list spread over lines; a character, in
@@ -34,7 +35,9 @@ MAX_ID_BYTES = 32
 MAX_CHAR_BYTES = 6
 SPARE_BODY_BYTES = 2**20
 
-PromptTokens = npt.NDArray[np.int32]
+MAX_BAD_WORD_TOKENS = 1024
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Service:
     Attributes:
         client: the way to the engine.
         tokenizer, detokenizers, template: the model's text side.
+        renderer: runs the template.
         defaults: sampling values for what requests leave open.
         secret: key of the block hashes of this server run.
         seeds: draws the seed of a request that brings none.
@@ -53,6 +57,10 @@ class Service:
         max_body_bytes: largest request body.
         ping_interval_s: silence after which a stream carries a comment.
         write_timeout_s: how long a stream waits for its client to read.
+        body_timeout_s: how long a request's body may take to arrive.
+        api: what requests may ask for.
+        registry: the live answers, for status and cancellation by id; counts them too.
+        draining: set once the server accepts nothing new; whoever holds a connection open ends it then.
     """
 
     client: EngineClient
@@ -68,6 +76,14 @@ class Service:
     max_body_bytes: int
     ping_interval_s: float
     write_timeout_s: float = WRITE_TIMEOUT_S
+    body_timeout_s: float = BODY_TIMEOUT_S
+    api: ApiConfig = field(default_factory=ApiConfig)
+    renderer: Renderer = field(init=False)
+    registry: Registry = field(default_factory=Registry)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "renderer", Renderer(self.template))
 
     def check_model(self, name: str | None) -> None:
         """Refuses a request for another model; no name means the one there is.
@@ -91,89 +107,84 @@ class Service:
         useful_bytes = SPARE_BODY_BYTES + engine.max_model_len * token_bytes
         if self.max_body_bytes <= useful_bytes:
             error = BodyTooLarge(f"The request body is larger than {self.max_body_bytes} bytes.")
-            return BodyLimit(self.max_body_bytes, error)
+            return BodyLimit(self.max_body_bytes, error, self.body_timeout_s)
         return BodyLimit(
             useful_bytes,
             HopelessBody(
                 f"The request body is larger than {useful_bytes} bytes; this model's maximum context length "
                 f"of {engine.max_model_len} tokens takes less."
             ),
+            self.body_timeout_s,
         )
 
-    def check_chars(self, num_chars: int, engine: EngineFacts, param: str) -> None:
-        """Refuses a text that is too long whatever its tokens are, before anything is done with it.
+    def max_chars(self, engine: EngineFacts) -> int:
+        """No prompt that fits is longer, whatever its tokens are."""
+        return engine.max_model_len * self.tokenizer.max_token_chars
 
-        Raises:
-            ContextTooLong: it is.
-        """
-        limit = engine.max_model_len * self.tokenizer.max_token_chars
-        if num_chars > limit:
-            raise ContextTooLong(
-                f"The prompt has {num_chars} characters; this model's maximum context length is "
-                f"{engine.max_model_len} tokens, which is at most {limit} characters.",
-                param,
-            )
-
-    async def prepare(
-        self,
-        request: GenerationRequest,
-        tokenize: Callable[[], PromptTokens],
-        *,
-        param: str,
-        num_bytes: int,
-        default_max_tokens: int | None,
-    ) -> Generation:
-        """Tokenises, checks against the engine's limits and hashes.
+    async def render(
+        self, conversation: Conversation, source: str | None = None, max_chars: int | None = None
+    ) -> str:
+        """The prompt text of a conversation.
 
         Args:
-            tokenize: makes the prompt's ids; runs in a thread if the request is long.
-            param: the field that holds the prompt.
-            num_bytes: size of the request.
-            default_max_tokens: when the request names no limit; None is the rest of the context.
+            source: a template that came with the request.
+            max_chars: a longer text is given up.
 
         Raises:
-            RequestError: the request cannot be served.
-            Overloaded: too many requests are waiting.
-            EngineUnavailable: there is no engine.
+            InvalidRequest: the template refuses it or takes too long, or requests must not bring templates.
+            ContextTooLong: the text is too long.
         """
-        engine = self.client.engine()
+        if source is not None and not self.api.trust_request_chat_template:
+            raise InvalidRequest(
+                "chat_template: this server takes no templates from requests; its operator can allow them "
+                "with --trust-request-chat-template.",
+                "chat_template",
+            )
+        return await self.renderer.render(conversation, source=source, max_chars=max_chars)
 
-        def work() -> tuple[PromptTokens, Sequence[bytes]]:
-            prompt = tokenize()
-            check_prompt_length(len(prompt), engine, param)
-            if not engine.enable_prefix_caching:
-                return prompt, ()
-            return prompt, BlockHasher(self.secret, engine.block_size).chain(prompt)
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of `words`, in each way to write them.
 
-        with self.client.admission.preparing():
-            if num_bytes <= INLINE_BYTES:
-                prompt, hashes = work()
-            else:
-                prompt, hashes = await asyncio.get_running_loop().run_in_executor(self.threads, work)
-        params = sampling_params(
-            request,
-            self.defaults,
-            engine,
-            len(prompt),
-            default_max_tokens=default_max_tokens,
-            seed=self.seeds.getrandbits(63),
-        )
-        return Generation(prompt, params, hashes, request.priority or 0)
+        Raises:
+            InvalidRequest: they are too many tokens.
+        """
+        found = tuple(dict.fromkeys(ids for word in words for ids in self.tokenizer.words(word)))
+        if sum(len(ids) for ids in found) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words: all of them together may have at most {MAX_BAD_WORD_TOKENS} tokens.", "bad_words"
+            )
+        return found
 
-    def event_stream(self, first: bytes, events: AsyncGenerator[bytes, None]) -> EventStream:
-        """The response that carries `first` and then `events`."""
-        return EventStream(
-            first, events, ping_interval_s=self.ping_interval_s, write_timeout_s=self.write_timeout_s
-        )
+    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result:
+        """Does `work` on a text, in a thread if it is long."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def assembler(
-        self, request: GenerationRequest, generation: Generation, *, continues: bool
+        self,
+        request: GenerationRequest,
+        generation: Generation,
+        *,
+        continues: bool,
+        trace: TokenTrace | None = None,
     ) -> TextAssembler:
-        """What turns the answer to `request` into text."""
-        skip = request.skip_special_tokens is not False
-        return TextAssembler(
-            self.detokenizers.start(skip_special_tokens=skip, continues=continues),
-            request.stop or (),
-            generation.params.stop_token_ids,
-            generation.params.min_tokens,
+        """What turns the answer to `request` into text.
+
+        Args:
+            continues: the text goes on from that of the prompt.
+            trace: told of each token's part of it.
+        """
+        detokenizer = self.detokenizers.start(
+            skip_special_tokens=request.skip_special_tokens is not False,
+            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            continues=continues,
         )
+        params = generation.params
+        rules = StopRules(
+            request.stop or (),
+            params.stop_token_ids,
+            params.min_tokens,
+            shows_stop=bool(request.include_stop_str_in_output),
+        )
+        return TextAssembler(detokenizer, rules, trace)

@@ -1,112 +1,86 @@
-"""Server-sent events: the bytes of each chunk, and the response that sends them.
-
-A chunk is a few byte strings made once for a request, and the delta's text as JSON between them: no model
-object, no dict and no string formatting for each token.
-"""
+"""Server-sent events: how JSON objects are framed, and the response that sends them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
-import orjson
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from streamserve.frontend.api.problems import Problem
+from streamserve.errors import StreamserveError
+from streamserve.frontend.api.endpoint import Divert
+from streamserve.frontend.api.problems import Problem, problem_of
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 WRITE_TIMEOUT_S = 120.0
-# The name under which the HTTP protocol offers to drop a connection at once (streamserve.frontend.protocol).
+# What the HTTP protocol offers besides ASGI (streamserve.frontend.protocol): to drop the connection at once;
+# to write more of a body that has begun, and to wait until that is read.
 ABORT_EXTENSION = "streamserve.abort"
+WRITE_EXTENSION = "streamserve.write"
 
 # Characters that JSON allows in a string but that many clients take for the end of a line.
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+# How objects of a stream that names its events begin.
+_TYPE = b'{"type":"'
 
 
-def json_text(text: str) -> bytes:
-    """`text` as a JSON string on one line, whatever the reader takes for a line. Hot: once a chunk."""
-    encoded = orjson.dumps(text)
-    if not text.isascii():
+class Framing:
+    """JSON objects as server-sent events.
+
+    Args:
+        names_events: each event is named by its object's `type`, the first member.
+    """
+
+    def __init__(self, *, names_events: bool) -> None:
+        self._names_events = names_events
+        self.end = b"" if names_events else DONE
+
+    def events(self, batch: list[bytes]) -> bytes:
+        """What came at once, as one piece to write. Hot: once a chunk."""
+        if self._names_events:
+            return b"".join([self._named(encoded) for encoded in batch])
+        if len(batch) == 1 and batch[0].isascii():
+            return b"data: %b\n\n" % batch[0]
+        return b"".join([_event(encoded) for encoded in batch])
+
+    def error(self, problem: Problem) -> bytes:
+        """The last event of a stream that failed after it had started. No `[DONE]` follows."""
+        return (b"event: error\n" if self._names_events else b"") + _event(problem.encode())
+
+    @staticmethod
+    def _named(encoded: bytes) -> bytes:
+        assert encoded.startswith(_TYPE), f"an event without a type: {encoded[:100]!r}"
+        name = encoded[len(_TYPE) : encoded.index(b'"', len(_TYPE))]
+        return b"event: " + name + b"\n" + _event(encoded)
+
+
+def _event(encoded: bytes) -> bytes:
+    """One event on one line, whatever the reader takes for a line. Hot: once a chunk."""
+    if not encoded.isascii():
         for raw, escaped in _LINE_ENDS:
             encoded = encoded.replace(raw, escaped)
-    return encoded
-
-
-def event(encoded: bytes) -> bytes:
-    """One event whose data is the JSON text `encoded`."""
-    for raw, escaped in _LINE_ENDS:
-        encoded = encoded.replace(raw, escaped)
     return b"data: " + encoded + b"\n\n"
 
 
-def error_event(problem: Problem) -> bytes:
-    """The last event of a stream that failed after it had started. No `[DONE]` follows."""
-    return event(problem.encode())
-
-
-class Chunks:
-    """The chunks of one stream.
-
-    Args:
-        head: the members that all chunks of the stream share: id, object, created, model.
-        text_path: where the text goes: `("delta", "content")` or `("text",)`.
-        include_usage: every chunk names `usage`, and a last one has it.
-    """
-
-    def __init__(self, head: dict[str, Any], text_path: tuple[str, ...], *, include_usage: bool) -> None:
-        self._head = head
-        self._text_path = text_path
-        self._include_usage = include_usage
-        mark = "\x00text\x00"
-        before, after = self._choice(mark, None, None).split(orjson.dumps(mark))
-        self._before, self._after = before, after
-
-    def role(self) -> bytes:
-        """The first chunk of a chat answer."""
-        return self._event({"delta": {"role": "assistant", "content": ""}}, None, None)
-
-    def text(self, text: str) -> bytes:
-        """A chunk of text. Hot: once for each delta."""
-        return self._before + json_text(text) + self._after
-
-    def finish(self, reason: str, stop_reason: str | int | None) -> bytes:
-        """The chunk that says why the text ended; it has none itself."""
-        empty: dict[str, Any] = {"delta": {}} if self._text_path[0] == "delta" else {"text": ""}
-        return self._event(empty, reason, stop_reason)
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The chunk with the token counts, if it was asked for."""
-        if not self._include_usage:
-            return b""
-        return event(orjson.dumps({**self._head, "choices": [], "usage": usage}))
-
-    def _choice(self, text: str, reason: str | None, stop_reason: str | int | None) -> bytes:
-        body: Any = text
-        for name in reversed(self._text_path):
-            body = {name: body}
-        return self._event(body, reason, stop_reason)
-
-    def _event(self, body: dict[str, Any], reason: str | None, stop_reason: str | int | None) -> bytes:
-        choice = {"index": 0, **body, "logprobs": None, "finish_reason": reason}
-        if stop_reason is not None:
-            choice["stop_reason"] = stop_reason
-        chunk = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
-        return event(orjson.dumps(chunk))
+def _no_outlet(_chunk: bytes) -> bool:
+    raise AssertionError("the server takes nothing directly")
 
 
 class EventStream(EventSourceResponse):
-    """Sends ready-made events; stops when the client is gone, or has not read for too long.
+    """Sends chunks as events; stops when the client is gone, or has not read for too long.
 
     What differs from the base class, and why:
 
     * chunks are bytes already, and are neither converted nor logged; one timer for the stream watches all
       sends instead of one for each;
+    * where the answer and the server allow it, chunks go to the server in the turn of the event loop in which
+      their tokens come in, past task and middleware;
     * a ping is sent only into silence;
     * a client that has stopped reading has its connection dropped: closing it in the ordinary way would
       wait for it to read what is buffered;
@@ -114,37 +88,50 @@ class EventStream(EventSourceResponse):
       time is over (streamserve.frontend.process), and until then go on.
 
     Args:
-        first: what `events` gave already.
-        events: the rest of the body; closed in any case.
+        first: what `batches` gave already.
+        batches: the rest of the answer, as JSON objects; closed in any case. If it fails, the error is the
+            last event.
+        framing: makes events of them.
+        divert: the answer's, if it has one (streamserve.frontend.api.endpoint.Divertible).
         ping_interval_s: silence after which a comment is sent.
         write_timeout_s: how long one send may wait for the client to read.
     """
 
     def __init__(
         self,
-        first: bytes,
-        events: AsyncGenerator[bytes, None],
+        first: list[bytes],
+        batches: AsyncGenerator[list[bytes], None],
+        framing: Framing,
         *,
+        divert: Divert | None = None,
         ping_interval_s: float,
         write_timeout_s: float,
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, headers=headers, ping=ping_interval_s, sep="\n")
+        super().__init__(batches, headers=headers, ping=ping_interval_s, sep="\n")
         # HTTP/1.1 connections stay open anyway, and a draining server must be able to say "close".
         del self.headers["Connection"]
         self._first = first
-        self._events = events
+        self._batches = batches
+        self._framing = framing
+        self._divert = divert
+        self._write_chunk: Callable[[bytes], bool] = _no_outlet
+        self._drain_chunks: Callable[[], Awaitable[None]] | None = None
         self._write_timeout_s = write_timeout_s
         self._last_send_s = time.monotonic()
         self._is_sending = False
         self._is_stuck = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        extensions = scope.get("extensions", {})
+        outlet = extensions.get(WRITE_EXTENSION)
+        if outlet is not None:
+            self._write_chunk, self._drain_chunks = outlet["write"], outlet["drain"]
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
-            abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
+            await self._batches.aclose()
+            abort = extensions.get(ABORT_EXTENSION)
             if self._is_stuck and abort is not None:
                 abort["call"]()
                 # So that the server has seen the connection go before it looks at this unfinished response.
@@ -153,12 +140,45 @@ class EventStream(EventSourceResponse):
     async def _stream_response(self, send: Send) -> None:
         headers = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(headers)
-        await self._send(send, self._first)
-        async for chunk in self._events:
-            await self._send(send, chunk)
+        last = await self._stream_events(send)
         async with self._send_lock:
             self.active = False
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _stream_events(self, send: Send) -> bytes:
+        """Sends all but the end, which it returns. One turn a batch, or each time the client is slow."""
+        events = self._framing.events
+        await self._send(send, events(self._first))
+        while True:
+            batch: list[bytes] | None = None
+            # Only the answer's own failure is an event; that of a send says that nobody is there to see one.
+            try:
+                if self._divert is None or self._drain_chunks is None:
+                    batch = await anext(self._batches)
+                elif await self._divert(self._write):
+                    return self._framing.end
+            except StopAsyncIteration:
+                return self._framing.end
+            except Exception as error:
+                if not isinstance(error, StreamserveError):
+                    logger.exception("a stream failed")
+                return self._framing.error(problem_of(error))
+            if batch is None:
+                await self._drain()
+            else:
+                await self._send(send, events(batch))
+
+    def _write(self, batch: list[bytes]) -> bool:
+        """Hands a batch to the server; False if the client should be waited for. Hot: once a batch."""
+        self._last_send_s = time.monotonic()
+        return self._write_chunk(self._framing.events(batch))
+
+    async def _drain(self) -> None:
+        """Waits until the client has read most of what was written."""
+        assert self._drain_chunks is not None, "the server takes nothing directly"
+        self._is_sending = True
+        await self._drain_chunks()
+        self._is_sending = False
 
     async def _send(self, send: Send, chunk: bytes) -> None:
         """Hot: once a chunk."""

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from streamserve.frontend.text.detokenize import Detokenizer
 from streamserve.frontend.text.stops import StopMatcher
+from streamserve.frontend.text.trace import TokenTrace
 from streamserve.messages import Finish
 
-_REASONS = {int(Finish.STOP): "stop", int(Finish.LENGTH): "length"}
+_REASONS = {int(Finish.STOP): "stop", int(Finish.LENGTH): "length", int(Finish.ABORT): "abort"}
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends a text, apart from its length.
+
+    Attributes:
+        strings: stop strings.
+        token_ids: the caller's own stop ids, to name the one that ended the text.
+        min_tokens: stop strings are looked for only in the text of later tokens.
+        shows_stop: the stop string, or the text of the stop id, is the end of the text.
+    """
+
+    strings: Sequence[str] = ()
+    token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    shows_stop: bool = False
 
 
 class TextAssembler:
@@ -16,74 +35,98 @@ class TextAssembler:
 
     Args:
         detokenizer: of this answer.
-        stops: stop strings.
-        stop_token_ids: the caller's own stop ids, to name the one that ended the text.
-        min_tokens: stop strings are looked for only in the text of later tokens.
+        rules: what ends it.
+        trace: told of each token's part of the text, if anybody wants to know.
 
     Attributes:
         num_tokens: tokens used so far, the one that ended the text included.
-        finish_reason: `stop` or `length` once the text has ended, else None.
+        finish_reason: `stop`, `length` or `abort` once the text has ended, else None.
         stop_reason: the stop string or stop id that ended it, if one of the caller's did.
     """
 
     def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        min_tokens: int = 0,
+        self, detokenizer: Detokenizer, rules: StopRules | None = None, trace: TokenTrace | None = None
     ) -> None:
+        rules = rules or StopRules()
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops) if stops else None
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._min_tokens = min_tokens
+        self._stops = StopMatcher(rules.strings, shows_match=rules.shows_stop) if rules.strings else None
+        self._stop_token_ids = frozenset(rules.token_ids)
+        self._min_tokens = rules.min_tokens
+        self._shows_stop = rules.shows_stop
+        self._trace = trace
+        # Tokens are text one after the other, and nobody looks at each.
+        self._is_plain = self._stops is None and trace is None
 
     def accept(self, tokens: list[int], finish: int) -> str:
         """The text that may be shown now; nothing after the end. Hot: once for each delta."""
         if self.finish_reason is not None:
             return ""
-        if finish == Finish.STOP and tokens:
-            # The token that means "stop" is no text.
-            last = tokens[-1]
-            text = self._decode(tokens[:-1])
-            if self.finish_reason is None:
-                self.num_tokens += 1
-                self.stop_reason = last if last in self._stop_token_ids else None
-        else:
-            text = self._decode(tokens)
-        if finish and self.finish_reason is None:
-            text += self._end(_REASONS[finish])
-        return text
-
-    def _decode(self, tokens: list[int]) -> str:
-        if self._stops is None:
+        if self._is_plain and not finish:
             self.num_tokens += len(tokens)
             return self._detokenizer.decode(tokens)
-        return self._decode_until_stop(tokens, self._stops)
+        # The token that means "stop" is text only if the caller wants it.
+        is_hidden = finish == Finish.STOP and not self._shows_stop
+        text = self._decode(tokens[:-1] if is_hidden else tokens)
+        if finish and self.finish_reason is None:
+            text += self._end(finish, tokens[-1:])
+        if self._trace is not None:
+            self._show_to(self._trace, len(text))
+        return text
 
-    def _decode_until_stop(self, tokens: list[int], stops: StopMatcher) -> str:
-        """One token at a time, so that the count does not depend on how deltas were merged."""
+    def _show_to(self, trace: TokenTrace, num_chars: int) -> None:
+        trace.show(num_chars)
+        if self.finish_reason is not None:
+            trace.end()
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        if self._is_plain:
+            self.num_tokens += len(tokens)
+            return self._detokenizer.decode(tokens)
+        return self._decode_one_by_one(tokens)
+
+    def _decode_one_by_one(self, tokens: Sequence[int]) -> str:
+        """So that counts and parts do not depend on how deltas were merged."""
         shown: list[str] = []
+        stops, trace = self._stops, self._trace
         for token in tokens:
             self.num_tokens += 1
             text = self._detokenizer.decode((token,))
-            shown.append(stops.decode(text) if self.num_tokens > self._min_tokens else text)
+            if trace is not None:
+                trace.add(token, text)
+            if stops is None or self.num_tokens <= self._min_tokens:
+                shown.append(text)
+                continue
+            shown.append(stops.decode(text))
             if stops.matched is not None:
                 self.finish_reason, self.stop_reason = "stop", stops.matched
                 break
         return "".join(shown)
 
-    def _end(self, reason: str) -> str:
+    def _end(self, finish: int, last: list[int]) -> str:
         """Releases all that was held back: an incomplete character, the beginning of a stop string."""
-        self.finish_reason = reason
+        self.finish_reason = _REASONS[finish]
         text = self._detokenizer.flush()
-        if self._stops is None:
-            return text
-        text = self._stops.decode(text)
-        if self._stops.matched is not None:
-            self.finish_reason, self.stop_reason = "stop", self._stops.matched
-            return text
-        return text + self._stops.flush()
+        if self._trace is not None and text:
+            self._trace.extend_last(text)
+        if self._stops is not None:
+            text = self._stops.decode(text)
+            if self._stops.matched is not None:
+                self.finish_reason, self.stop_reason = "stop", self._stops.matched
+                return text
+            text += self._stops.flush()
+        if finish == Finish.STOP:
+            self._take_stop_tokens(last)
+        return text
+
+    def _take_stop_tokens(self, last: list[int]) -> None:
+        """Counts and names the token that ended the text; `last` is empty or has that one."""
+        for token in last:
+            if token in self._stop_token_ids:
+                self.stop_reason = token
+            if not self._shows_stop:
+                self.num_tokens += 1
+                if self._trace is not None:
+                    self._trace.add(token, "", is_text=False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -43,6 +43,9 @@ class Detokenizers:
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`.
+
+    Attributes:
+        special_ids: tokens that are no text, such as the end of a turn.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -55,18 +58,27 @@ class Detokenizers:
             piece_of = _level_piece
         elif self._byte_fallback is not None:
             piece_of = self._byte_fallback.piece
-        tokens, special_ids = _read_vocabulary(tokenizer)
+        tokens, self.special_ids = _read_vocabulary(tokenizer)
         # Piece by id; None for an id that contributes nothing, not even a boundary.
         self._all_pieces = [None if token is None else piece_of(token) for token in tokens]
         self._plain_pieces = list(self._all_pieces)
-        for token_id in special_ids:
+        for token_id in self.special_ids:
             self._plain_pieces[token_id] = None
+        self._added = {at: token.content for at, token in tokenizer.get_added_tokens_decoder().items()}
 
-    def start(self, *, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
+    def start(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        continues: bool = False,
+    ) -> Detokenizer:
         """A detokenizer for a new stream.
 
         Args:
             skip_special_tokens: leave special tokens out of the text.
+            spaces_between_special_tokens: leave a space between neighbouring special tokens where the
+                tokenizer's own decoder puts one; the first two kinds in the table above never do.
             continues: the text goes on from a prompt, so a space that the tokenizer would strip from the
                 start of a text is kept.
         """
@@ -75,7 +87,22 @@ class Detokenizers:
             return _ByteLevelDetokenizer(table)
         if self._byte_fallback is not None:
             return _ByteFallbackDetokenizer(table, 0 if continues else self._byte_fallback.strip_spaces)
-        return _WindowDetokenizer(self._tokenizer, table)
+        return _WindowDetokenizer(
+            self._tokenizer, table, {} if spaces_between_special_tokens else self._added
+        )
+
+    def piece(self, token_id: int) -> str | bytes:
+        """What a token stands for by itself: text, or bytes that are no whole characters."""
+        piece = self._all_pieces[token_id] if 0 <= token_id < len(self._all_pieces) else None
+        if piece is None:
+            return ""
+        if isinstance(piece, int):
+            return bytes((piece,)).decode() if piece < 0x80 else bytes((piece,))
+        if self._is_byte_level or self._byte_fallback is not None:
+            whole: str | bytes = piece
+            return whole
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
 
 
 def _read_vocabulary(tokenizer: Any) -> tuple[list[str | None], frozenset[int]]:
@@ -132,7 +159,12 @@ class _ByteLevelDetokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         if len(ids) == 1:
-            return self._decode_one(ids[0])
+            token_id = ids[0]
+            if token_id < self._size and not self._is_within_character:
+                piece = self._table[token_id]
+                if isinstance(piece, str):
+                    return piece
+            return self._decode_one(token_id)
         return "".join([self._decode_one(token_id) for token_id in ids])
 
     def _decode_one(self, token_id: int) -> str:
@@ -239,11 +271,17 @@ class _ByteFallbackDetokenizer:
 
 
 class _WindowDetokenizer:
-    """Decodes a short window of tokens with and without the new ones, and shows the difference."""
+    """Decodes a short window of tokens with and without the new ones, and shows the difference.
 
-    def __init__(self, tokenizer: Any, table: list[str | None]) -> None:
+    Args:
+        joined: text of tokens that are put behind each other without what the decoder puts between them.
+    """
+
+    def __init__(self, tokenizer: Any, table: list[str | None], joined: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
         self._table = table
+        self._joined = joined
+        self._is_after_joined = False
         self._window: list[int] = []
         self._num_shown = 0
         self._shown_text = ""
@@ -259,6 +297,11 @@ class _WindowDetokenizer:
     def _append(self, token_id: int) -> str:
         if token_id >= len(self._table) or self._table[token_id] is None:
             return ""
+        joined = self._joined.get(token_id)
+        if joined is not None and self._is_after_joined:
+            # The window stays as it is: its last token is one of this kind already.
+            return joined
+        self._is_after_joined = joined is not None
         self._window.append(token_id)
         text = self._decode_window()
         num_pending = len(self._window) - self._num_shown

@@ -16,13 +16,15 @@ class StopMatcher:
 
     Args:
         stops: the stop strings, none of them empty.
+        shows_match: the text ends behind the stop string instead of before it.
 
     Attributes:
         matched: the stop string that ended the text, or None.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shows_match: bool = False) -> None:
         self.matched: str | None = None
+        self._shows_match = shows_match
         # Longest first, so that the first complete one found is the longest.
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
@@ -45,7 +47,7 @@ class StopMatcher:
                 self.matched = self._stops[index]
                 shown = self._held + text[: at + 1]
                 self._held = ""
-                return shown[: len(shown) - len(self.matched)]
+                return shown if self._shows_match else shown[: len(shown) - len(self.matched)]
         shown = self._held + text
         held = max(self._states)
         self._held = shown[len(shown) - held :]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from streamserve.errors import ConfigError, InvalidRequest
+from streamserve.errors import ConfigError, ContextTooLong, InvalidRequest
+from streamserve.frontend.text.sandbox import CHECK, Sandbox
 
 CHATML = (
     "{% for message in messages %}"
@@ -33,7 +30,50 @@ _RENDER_ERRORS = (
     RecursionError,
     TypeError,
     ValueError,
+    MemoryError,
 )
+# Stands at the end of a message that is to be continued, for the template may put anything behind it.
+_OPEN_END = "<|end of the unfinished message|>"
+
+
+def _never() -> None:
+    """Lets a rendering take as long as it takes."""
+
+
+Check = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given.
+
+    Attributes:
+        messages: role, content (text) and whatever else the template knows.
+        add_generation_prompt: end with the start of an assistant's turn.
+        continues_last: end within the last message, so that the answer goes on with it.
+        documents: texts that the answer is to be based on.
+        variables: further values for the template; none of `RESERVED`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    continues_last: bool = False
+    documents: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """The template's variables."""
+        messages = list(self.messages)
+        if self.continues_last:
+            last = messages[-1]
+            messages[-1] = {**last, "content": last["content"] + _OPEN_END}
+        return {
+            **self.variables,
+            "messages": messages,
+            "add_generation_prompt": self.add_generation_prompt and not self.continues_last,
+            "tools": None,
+            "documents": self.documents,
+        }
 
 
 class ChatTemplate:
@@ -48,65 +88,101 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment = Sandbox()
         try:
+            names = environment.parse(source).find_all(nodes.Name)
+            self._uses_documents = any(name.name == "documents" for name in names)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"The chat template does not compile: line {error.lineno}: {error}") from error
-        self._special_tokens = dict(special_tokens)
+        except (RecursionError, MemoryError) as error:
+            raise ConfigError("The chat template does not compile: it is nested too deeply.") from error
+        self.special_tokens = dict(special_tokens)
 
     @classmethod
-    def load(cls, folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
+    def load(cls, folder: Path, tokenizer_config: Mapping[str, Any], path: str | None = None) -> ChatTemplate:
         """The template of the model in `folder`, or ChatML if it has none.
+
+        Args:
+            path: a file to use instead.
 
         Raises:
             ConfigError: the template does not compile or cannot be read.
         """
-        path = folder / "chat_template.jinja"
-        source: Any = tokenizer_config.get("chat_template")
-        try:
-            source = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            pass
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not readable text: {error}") from error
-        if isinstance(source, list):
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
-        return cls(source if isinstance(source, str) else CHATML, special_tokens(tokenizer_config))
+        if path is not None:
+            source = _read(Path(path))
+            if source is None:
+                raise ConfigError(f"--chat-template: there is no file {path}.")
+        else:
+            source = _read(folder / "chat_template.jinja") or _default(folder, tokenizer_config)
+        return cls(CHATML if source is None else source, special_tokens(tokenizer_config))
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt text for `messages`.
+    def render(self, conversation: Conversation, check: Check = _never, max_chars: int | None = None) -> str:
+        """The prompt text of `conversation`.
 
         Args:
-            messages: role, content (text) and whatever else the template knows.
-            add_generation_prompt: end with the start of an assistant's turn.
-            variables: further values for the template; none of `RESERVED`.
+            check: called again and again meanwhile; what it raises ends the rendering. So a template that
+                loops for ever can be stopped, which a thread cannot.
+            max_chars: a longer text is given up.
 
         Raises:
-            InvalidRequest: the template refuses the messages or cannot handle them.
+            InvalidRequest: the template refuses the conversation or cannot handle it.
         """
-        values = {**self._special_tokens, **(variables or {})}
+        if conversation.documents is not None and not self._uses_documents:
+            raise InvalidRequest("The chat template of this model does not use documents.", "documents")
+        values = {**self.special_tokens, **conversation.values(), CHECK: check}
         try:
-            return self._template.render(
-                values,
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
+            text = self._generate(values, check, max_chars)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"The chat template refuses these messages: {error}", "messages") from error
+        if not conversation.continues_last:
+            return text
+        end = text.rfind(_OPEN_END)
+        if end < 0:
+            raise InvalidRequest(
+                "The chat template does not show the last message's text, so it cannot be continued.",
+                "continue_final_message",
+            )
+        return text[:end]
+
+    def _generate(self, values: dict[str, Any], check: Check, max_chars: int | None) -> str:
+        pieces: list[str] = []
+        num_chars = 0
+        for piece in self._template.generate(values):
+            check()
+            num_chars += len(piece)
+            if max_chars is not None and num_chars > max_chars:
+                raise ContextTooLong(
+                    f"The prompt has more than {max_chars} characters, too many for this model's context.",
+                    "messages",
+                )
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def _default(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    found = tokenizer_config.get("chat_template")
+    if found is None or isinstance(found, str):
+        return found
+    if not isinstance(found, list) or not all(_is_named_template(entry) for entry in found):
+        raise ConfigError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be text, or a list of objects with a name "
+            "and a template."
+        )
+    return {entry["name"]: entry["template"] for entry in found}.get("default")
+
+
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable text: {error}") from error
 
 
 def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -118,34 +194,3 @@ def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(text, str):
             found[name] = text
     return found
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's text for training; for serving it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it an instance-less set)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Not jinja2's own filter, which escapes for HTML: models are trained on plain JSON.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )

@@ -22,6 +22,7 @@ class PromptTokenizer:
 
     Attributes:
         tokenizer: the same object.
+        bos_id: id of the beginning-of-sequence token, if there is one.
         max_token_chars: no token stands for more characters of a prompt than this.
     """
 
@@ -30,9 +31,9 @@ class PromptTokenizer:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.max_token_chars = _max_token_chars(tokenizer)
-        self._bos_id: int | None = None if bos_token is None else tokenizer.token_to_id(bos_token)
+        self.bos_id: int | None = None if bos_token is None else tokenizer.token_to_id(bos_token)
         # A tokenizer says through its post-processor whether a text is to begin with BOS.
-        self._adds_bos = tokenizer.encode("", add_special_tokens=True).ids[:1] == [self._bos_id]
+        self._adds_bos = tokenizer.encode("", add_special_tokens=True).ids[:1] == [self.bos_id]
 
     @classmethod
     def load(cls, folder: Path, bos_token: str | None) -> PromptTokenizer:
@@ -51,19 +52,25 @@ class PromptTokenizer:
             raise ConfigError(f"{path} is not a readable tokenizer: {error}") from error
         return cls(tokenizer, bos_token)
 
-    def encode(self, text: str, *, is_chat: bool) -> npt.NDArray[np.int32]:
+    def encode(self, text: str, *, adds_bos: bool) -> npt.NDArray[np.int32]:
         """The ids of `text`, int32[n], never with two BOS at the start.
 
-        A completion begins with BOS if the tokenizer asks for it; in a chat, the template has said so
-        already.
+        Args:
+            adds_bos: begin with BOS, if the tokenizer asks for it. A chat template has written it already.
         """
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        if self._bos_id is not None:
-            if self._adds_bos and not is_chat and ids[:1] != [self._bos_id]:
-                ids = [self._bos_id, *ids]
-            while len(ids) > 1 and ids[0] == ids[1] == self._bos_id:
+        if self.bos_id is not None:
+            if self._adds_bos and adds_bos and ids[:1] != [self.bos_id]:
+                ids = [self.bos_id, *ids]
+            while len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
                 ids = ids[1:]
         return np.asarray(ids, dtype=np.int32)
+
+    def words(self, word: str) -> list[tuple[int, ...]]:
+        """The ways to tokenise `word`, at the start of a text and within it; each at least one id long."""
+        spelled = (word,) if word.startswith(" ") else (word, " " + word)
+        found = [tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in spelled]
+        return [ids for ids in dict.fromkeys(found) if ids]
 
 
 def _max_token_chars(tokenizer: Any) -> int:

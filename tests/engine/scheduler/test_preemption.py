@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from scheduler_harness import Harness, limits, prompt
 
-from streamserve.engine.scheduler.policy import FcfsQueue, PriorityQueue
-
 TINY = {"num_blocks": 6, "block_size": 4, "max_model_len": 24, "max_num_batched_tokens": 32}
 
 
@@ -62,7 +60,7 @@ def test_the_cached_column_is_given_once():
 
 def test_preempted_before_its_first_token_it_still_reports_what_was_cached_at_first():
     harness = Harness(
-        limits(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=4), queue=PriorityQueue()
+        limits(num_blocks=8, block_size=4, max_model_len=32, max_num_batched_tokens=4), policy="priority"
     )
     harness.add(prompt(9, seed=1), max_tokens=1)
     harness.run()
@@ -74,27 +72,27 @@ def test_preempted_before_its_first_token_it_still_reports_what_was_cached_at_fi
     assert harness.streams[slow].cached == 8
 
 
-@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue])
-def test_the_least_important_gives_way(make_queue):
-    harness = Harness(limits(**TINY), make_queue())
+@pytest.mark.parametrize(("policy", "survivor"), [("fcfs", 0), ("priority", 1), ("fair", 0)])
+def test_the_least_important_gives_way(policy, survivor):
+    """Which is the latest one, unless the operator goes by priorities."""
+    harness = Harness(limits(**TINY), policy)
     low = harness.add(prompt(4, 1), max_tokens=18, priority=5, ignore_eos=True)
     high = harness.add(prompt(4, 2), max_tokens=18, priority=-5, ignore_eos=True)
     while not harness.scheduler.statistics().preemptions:
         harness.step()
     harness.step()
     assert harness.scheduler.statistics().running == 1
-    while not harness.streams[high].finish:
+    streams = [harness.streams[low], harness.streams[high]]
+    while not streams[survivor].finish:
         harness.step()
-    assert not harness.streams[low].finish
+    assert not streams[1 - survivor].finish
     harness.run()
     harness.check()
 
 
-@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue])
-def test_siblings_of_one_prompt_with_priorities(make_queue):
-    harness = Harness(
-        limits(**{**TINY, "num_blocks": 10, "max_num_seqs": 16, "max_model_len": 40}), make_queue()
-    )
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_siblings_of_one_prompt_with_priorities(policy):
+    harness = Harness(limits(**{**TINY, "num_blocks": 10, "max_num_seqs": 16, "max_model_len": 40}), policy)
     for seed in range(4):
         for _ in range(4):
             harness.add(prompt(9, seed), max_tokens=20, ignore_eos=True, priority=0)
@@ -125,7 +123,7 @@ def test_one_request_that_needs_every_block_among_others():
 
 
 def test_a_budget_of_one_token_with_memory_for_one_request():
-    harness = Harness(limits(**{**TINY, "max_num_batched_tokens": 1}), PriorityQueue())
+    harness = Harness(limits(**{**TINY, "max_num_batched_tokens": 1}), "priority")
     for priority in (3, 2, 1):
         harness.add(prompt(9, priority), max_tokens=14, ignore_eos=True, priority=priority)
         for _ in range(12):
@@ -166,7 +164,7 @@ def test_a_request_cut_short_of_memory_is_not_crowded_out_of_the_budget():
     # small ones let in at once, the big one and two of them would leave the third nothing of the next budget.
     harness = Harness(
         limits(num_blocks=56, block_size=1, max_num_batched_tokens=6, long_prefill_token_threshold=2),
-        PriorityQueue(),
+        "priority",
     )
     harness.add(prompt(40, 1), max_tokens=4, priority=0)
     low = harness.add(prompt(14, 2), max_tokens=30, priority=5, ignore_eos=True)
@@ -194,7 +192,7 @@ def test_a_prefill_under_way_is_promised_the_rest_of_its_blocks():
 
 
 def test_after_a_preemption_a_small_and_important_request_still_gets_in():
-    harness = Harness(limits(**TINY), PriorityQueue())
+    harness = Harness(limits(**TINY), "priority")
     harness.add(prompt(4, 1), max_tokens=18, priority=0, ignore_eos=True)
     harness.add(prompt(4, 2), max_tokens=18, priority=5, ignore_eos=True)
     while not harness.scheduler.statistics().preemptions:

@@ -149,3 +149,19 @@ def test_long_shared_prefix_with_tiny_chunks_gives_the_same_tokens():
     assert (
         harness.streams[0].tokens == alone(prompt(100), 100, params, LIMITS)[0] == harness.streams[2].tokens
     )
+
+
+@pytest.mark.parametrize("length", [5, 40])
+def test_different_salts_share_nothing(length):
+    # A prompt of 5 tokens has no full block: the first hash of its chain is made in the engine.
+    harness = Harness()
+    text = prompt(length)
+    first = harness.add(text, max_tokens=30, cache_salt="a", ignore_eos=True)
+    harness.run()
+    turn = [*text, *harness.streams[first].tokens]
+    streams = {salt: harness.add(turn, max_tokens=2, cache_salt=salt) for salt in ("b", "", "a")}
+    harness.step()
+    harness.run()
+    cached = {salt: harness.streams[stream].cached for salt, stream in streams.items()}
+    assert cached == {"b": 0, "": 0, "a": (len(turn) - 1) // 16 * 16}
+    harness.check()

@@ -14,11 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler_harness import EOS, Harness, alone, prompt
 
 from streamserve.engine.scheduler import SchedulerLimits
-from streamserve.engine.scheduler.policy import FcfsQueue, PriorityQueue
 from streamserve.errors import RequestFailed
 from streamserve.sampling import SamplingParams
 
-QUEUES = st.sampled_from([FcfsQueue, PriorityQueue])
+POLICIES = st.sampled_from(["fcfs", "priority", "fair"])
 
 
 @st.composite
@@ -46,7 +45,7 @@ class Wish:
     params: SamplingParams
     num_output: int
     frontend: int
-    priority: int
+    rest: dict[str, object]
 
 
 @st.composite
@@ -59,13 +58,20 @@ def wishes(draw):
         min_tokens=draw(st.sampled_from([0, 0, min(3, max_tokens)])),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.sampled_from([(), (), (11,), (11, 20, 33)])),
+        logprobs=draw(st.sampled_from([None, None, None, 0, 2, 5])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, None, 0, 3])),
     )
     return Wish(
         tokens=beginning + prompt(draw(st.sampled_from([0, 0, 1, 6])), draw(st.integers(2, 4))),
         params=params,
         num_output=draw(st.sampled_from([0, 0, 0, 1, 4])),
         frontend=draw(st.integers(0, 1)),
-        priority=draw(st.integers(-1, 1)),
+        rest={
+            "priority": draw(st.integers(-1, 1)),
+            "tenant": draw(st.sampled_from(["", "a", "b"])),
+            "cache_salt": draw(st.sampled_from(["", "", "salt"])),
+            "deadline_ns": draw(st.sampled_from([0, 0, 1, 5, 20])),
+        },
     )
 
 
@@ -76,7 +82,7 @@ def add(harness: Harness, wish: Wish) -> None:
     most = min(len(tokens) + wish.params.max_tokens, limits.max_model_len)
     possible = len(tokens) + len(output) < most <= limits.num_blocks * limits.block_size + 1
     try:
-        harness.add_with(tokens, wish.params, output=output, frontend=wish.frontend, priority=wish.priority)
+        harness.add_with(tokens, wish.params, output=output, frontend=wish.frontend, **wish.rest)
     except RequestFailed:
         assert not possible
     else:
@@ -91,18 +97,29 @@ def finish(harness: Harness) -> None:
     note(str(statistics))
     event("preempted" if statistics.preemptions else "not preempted")
     event("hits" if statistics.prefix_hits else "no hits")
+    event("expired" if statistics.expired else "not expired")
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(limits=sizes(), make_queue=QUEUES, first=st.lists(wishes(), max_size=6))
-    def start(self, limits, make_queue, first):
-        self.harness = Harness(limits, make_queue())
+    @initialize(limits=sizes(), policy=POLICIES, first=st.lists(wishes(), max_size=6))
+    def start(self, limits, policy, first):
+        self.harness = Harness(limits, policy)
         self.add(first)
+
+    @rule(passing=st.integers(1, 8))
+    def pass_time(self, passing):
+        before = self.harness.scheduler.statistics()
+        expired = self.harness.expire(self.harness.now_ns + passing)
+        after = self.harness.scheduler.statistics()
+        assert before.waiting - after.waiting == after.expired - before.expired == len(expired)
+        next_ns = self.harness.scheduler.next_deadline_ns
+        assert next_ns is None or next_ns > self.harness.now_ns
 
     @rule(more=st.lists(wishes(), min_size=1, max_size=4))
     def add(self, more):
         for wish in more:
             add(self.harness, wish)
+        self.harness.expire(self.harness.now_ns)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -112,6 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(wish=wishes())
     def step_while_one_comes(self, wish):
         self.harness.step(lambda: add(self.harness, wish))
+        self.harness.expire(self.harness.now_ns)
 
     @rule(which=st.integers(0, 1000))
     def step_while_one_goes(self, which):
@@ -153,9 +171,9 @@ TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, dead
 
 
 @settings(max_examples=150, deadline=None)
-@given(limits=sizes(), make_queue=QUEUES, crowd=st.lists(wishes(), min_size=2, max_size=14))
-def test_a_crowd_at_once(limits, make_queue, crowd):
-    harness = Harness(limits, make_queue())
+@given(limits=sizes(), policy=POLICIES, crowd=st.lists(wishes(), min_size=2, max_size=14))
+def test_a_crowd_at_once(limits, policy, crowd):
+    harness = Harness(limits, policy)
     for wish in crowd:
         add(harness, wish)
     finish(harness)

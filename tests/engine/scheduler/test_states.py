@@ -17,6 +17,7 @@ WAYS: dict[State, list[State]] = {
     State.FINISHED_STOPPED: [State.RUNNING, State.FINISHED_STOPPED],
     State.FINISHED_LENGTH: [State.RUNNING, State.FINISHED_LENGTH],
     State.FINISHED_ABORTED: [State.FINISHED_ABORTED],
+    State.FINISHED_EXPIRED: [State.FINISHED_EXPIRED],
 }
 
 

@@ -17,10 +17,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     gate = threading.Event()
     encode = PromptTokenizer.encode
 
-    def slow(self: PromptTokenizer, text: str, *, is_chat: bool) -> Any:
+    def slow(self: PromptTokenizer, text: str, *, adds_bos: bool) -> Any:
         if len(text) > 8000:
             assert gate.wait(20)
-        return encode(self, text, is_chat=is_chat)
+        return encode(self, text, adds_bos=adds_bos)
 
     monkeypatch.setattr(PromptTokenizer, "encode", slow)
     return gate

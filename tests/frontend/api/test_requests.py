@@ -32,10 +32,11 @@ def check_error(response: Any, status: int = 400, param: str | None = None, code
 async def check_refused(frontend: Any, path: str, body: dict[str, Any], param: str | None) -> None:
     """Refused alike with and without stream, before the engine sees anything."""
     messages = []
-    for stream in (False, True):
+    # What streams cannot have is refused for that reason there.
+    for stream in (False,) if "prompt_logprobs" in body else (False, True):
         response = await frontend.http.post(path, json={**body, "stream": stream})
         messages.append(check_error(response, param=param))
-    assert messages[0] == messages[1]
+    assert len(set(messages)) == 1
     assert not frontend.engine.adds
 
 
@@ -83,26 +84,60 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("priority", "high", "priority"),
     ("model", 7, "model"),
     ("stream_options", "usage", "stream_options"),
-    ("n", 2, "n"),
     ("n", 100000, "n"),
+    ("n", 129, "n"),
+    ("n", 0, "n"),
     ("n", True, "n"),
     ("n", "1", "n"),
-    ("best_of", 3, "best_of"),
-    ("presence_penalty", 0.5, "presence_penalty"),
-    ("frequency_penalty", -0.5, "frequency_penalty"),
+    ("presence_penalty", 2.5, "presence_penalty"),
+    ("frequency_penalty", -2.5, "frequency_penalty"),
+    ("frequency_penalty", "x", "frequency_penalty"),
     ("repetition_penalty", 0, "repetition_penalty"),
     ("repetition_penalty", -1, "repetition_penalty"),
     ("logit_bias", {"cat": 1}, "logit_bias"),
     ("logit_bias", {"512": 3}, "logit_bias"),
-    ("logprobs", True, "logprobs"),
-    ("logprobs", 0, "logprobs"),
+    ("logit_bias", {"70512": -50}, "logit_bias"),
+    ("logit_bias", {"-1": 1}, "logit_bias"),
+    ("logit_bias", {"1e3": 1}, "logit_bias"),
+    ("logit_bias", {" 5": 1}, "logit_bias"),
+    ("logit_bias", {"05": 1}, "logit_bias"),
+    ("logit_bias", {"٣": 1}, "logit_bias"),
+    ("logit_bias", {"": 1}, "logit_bias"),
+    ("logit_bias", {"9" * 5000: 1}, "logit_bias"),
+    ("logit_bias", {"5": None}, "logit_bias.5"),
+    ("logit_bias", {"5": "1"}, "logit_bias.5"),
+    ("logit_bias", {"5": 101}, "logit_bias"),
+    ("logit_bias", {"5": -1e300}, "logit_bias"),
+    ("logit_bias", [5], "logit_bias"),
+    ("bad_words", [""], "bad_words[0]"),
+    ("bad_words", "word", "bad_words"),
+    ("bad_words", ["x"] * 129, "bad_words"),
+    ("bad_words", [f"{index} x y z " * 20 for index in range(20)], "bad_words"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", [512], "allowed_token_ids"),
+    ("allowed_token_ids", [-1], "allowed_token_ids"),
+    ("allowed_token_ids", ["1"], "allowed_token_ids[0]"),
+    ("prompt_logprobs", -1, "prompt_logprobs"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("prompt_logprobs", True, "prompt_logprobs"),
     ("response_format", {"type": "json_object"}, "response_format"),
     ("guided_regex", "[a", "guided_regex"),
     ("structured_outputs", {"choice": ["a"]}, "structured_outputs"),
-    ("echo", True, "echo"),
     ("use_beam_search", True, "use_beam_search"),
-    ("include_stop_str_in_output", True, "include_stop_str_in_output"),
-    ("cache_salt", "pepper", "cache_salt"),
+    ("length_penalty", 2.0, "length_penalty"),
+    ("logprob_token_ids", [1], "logprob_token_ids"),
+    ("include_stop_str_in_output", "yes", "include_stop_str_in_output"),
+    ("spaces_between_special_tokens", 1, "spaces_between_special_tokens"),
+    ("cache_salt", "", "cache_salt"),
+    ("cache_salt", "x" * 129, "cache_salt"),
+    ("cache_salt", 5, "cache_salt"),
+    ("max_queue_time", -1, "max_queue_time"),
+    ("max_queue_time", "soon", "max_queue_time"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens"),
+    ("truncation_side", "middle", "truncation_side"),
+    ("request_id", "no spaces please", "request_id"),
+    ("user", 5, "user"),
 ]
 
 
@@ -119,8 +154,15 @@ async def test_bad_fields_are_named(frontend: Any, path: str) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True}, "echo"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
-        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"documents": [{"text": "x"}]}, "documents"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": "5"}, "max_completion_tokens"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -150,7 +192,9 @@ async def test_bad_chat_fields_are_named(frontend: Any, fields: dict[str, Any], 
         ([""], "prompt"),
         ([[]], "prompt"),
         (["a", ""], "prompt"),
-        ([[1], [2]], "prompt"),
+        ([[1], []], "prompt"),
+        ([[1], "a"], "prompt"),
+        (["a"] * 1025, "prompt"),
         (None, "prompt"),
         (5, "prompt"),
         ({}, "prompt"),
@@ -170,6 +214,25 @@ async def test_bad_chat_fields_are_named(frontend: Any, fields: dict[str, Any], 
 )
 async def test_bad_prompts(frontend: Any, prompt: Any, param: str) -> None:
     await check_refused(frontend, "/v1/completions", {"prompt": prompt}, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 129, "n": 129}, "n"),
+        ({"suffix": "x"}, "suffix"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"echo": 1}, "echo"),
+    ],
+)
+async def test_bad_completion_fields_are_named(frontend: Any, fields: dict[str, Any], param: str) -> None:
+    await check_refused(frontend, "/v1/completions", {"prompt": "hi", **fields}, param)
 
 
 async def test_the_first_bad_token_id_is_told(frontend: Any) -> None:
@@ -520,9 +583,8 @@ async def test_another_model_is_not_found(frontend: Any) -> None:
 
 async def test_usage_options_belong_to_streams(frontend: Any) -> None:
     check_error(await frontend.chat(stream_options={"include_usage": True}), param="stream_options")
-    for option in ("continuous_usage_stats", "resumable"):
-        response = await frontend.chat(stream=True, stream_options={option: True})
-        check_error(response, param=f"stream_options.{option}")
+    response = await frontend.chat(stream=True, stream_options={"resumable": True})
+    check_error(response, param="stream_options.resumable")
     check_error(await frontend.chat(stream="true"), param="stream")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamserve.frontend.text.assemble import TextAssembler
+from streamserve.frontend.text.assemble import StopRules, TextAssembler
 from streamserve.messages import Finish
 
 NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
@@ -32,7 +32,7 @@ class Letters:
 
 
 def run(deltas: list[tuple[list[int], int]], **options: object) -> tuple[str, TextAssembler]:
-    assembler = TextAssembler(Letters(), **options)  # type: ignore[arg-type]
+    assembler = TextAssembler(Letters(), StopRules(**options))  # type: ignore[arg-type]
     return "".join(assembler.accept(tokens, finish) for tokens, finish in deltas), assembler
 
 
@@ -42,7 +42,7 @@ def test_the_stop_token_is_counted_but_not_shown() -> None:
 
 
 def test_the_callers_own_stop_token_is_named() -> None:
-    _, end = run([([0, 7], STOP)], stop_token_ids=(7,))
+    _, end = run([([0, 7], STOP)], token_ids=(7,))
     assert end.stop_reason == 7
 
 
@@ -68,22 +68,22 @@ def test_half_a_character_is_flushed_at_the_end() -> None:
 def test_a_stop_string_cuts_text_and_count_however_deltas_are_merged(
     deltas: list[tuple[list[int], int]],
 ) -> None:
-    text, end = run(deltas, stops=["cd"])
+    text, end = run(deltas, strings=["cd"])
     assert (text, end.num_tokens, end.finish_reason, end.stop_reason) == ("ab", 4, "stop", "cd")
 
 
 @pytest.mark.parametrize("finish", [LENGTH, STOP])
 def test_what_was_held_back_is_flushed_when_the_text_ends_otherwise(finish: int) -> None:
-    text, end = run([([0, 2], NONE), ([5] if finish == STOP else [], finish)], stops=["cd"])
+    text, end = run([([0, 2], NONE), ([5] if finish == STOP else [], finish)], strings=["cd"])
     assert text == "ac"
     assert end.stop_reason is None
 
 
 def test_stop_strings_are_not_looked_for_before_min_tokens() -> None:
-    text, end = run([([0, 1, 0, 1, 2], LENGTH)], stops=["b"], min_tokens=2)
+    text, end = run([([0, 1, 0, 1, 2], LENGTH)], strings=["b"], min_tokens=2)
     assert (text, end.num_tokens) == ("aba", 4)
 
 
 def test_a_stop_string_may_end_in_a_flushed_character() -> None:
-    text, end = run([([0, 1, 99], LENGTH)], stops=["b?"])
+    text, end = run([([0, 1, 99], LENGTH)], strings=["b?"])
     assert (text, end.finish_reason, end.stop_reason) == ("a", "stop", "b?")

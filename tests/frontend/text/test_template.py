@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
-from streamserve.errors import ConfigError, InvalidRequest
-from streamserve.frontend.text.template import CHATML, ChatTemplate, special_tokens
+from streamserve.errors import ConfigError, ContextTooLong, InvalidRequest
+from streamserve.frontend.text.template import CHATML, ChatTemplate, Conversation, special_tokens
 
 HELLO = [{"role": "user", "content": "hi"}]
 
 
+HELLO_THERE = Conversation(HELLO)
+
+
 def render(source: str, messages: list[dict[str, Any]] = HELLO, **options: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, **options)
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(Conversation(messages, **options))
 
 
 def test_chatml_is_the_default(tmp_path: Path) -> None:
-    text = ChatTemplate.load(tmp_path, {}).render(HELLO)
+    text = ChatTemplate.load(tmp_path, {}).render(HELLO_THERE)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert text == render(CHATML)
 
@@ -29,12 +32,36 @@ def test_no_generation_prompt() -> None:
 def test_the_jinja_file_goes_before_the_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}file")
     config = {"chat_template": "config", "bos_token": {"content": "<b>", "special": True}}
-    assert ChatTemplate.load(tmp_path, config).render(HELLO) == "<b>file"
+    assert ChatTemplate.load(tmp_path, config).render(HELLO_THERE) == "<b>file"
 
 
 def test_a_list_of_templates_has_a_default(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    assert ChatTemplate.load(tmp_path, {"chat_template": named}).render(HELLO) == "plain"
+    assert ChatTemplate.load(tmp_path, {"chat_template": named}).render(HELLO_THERE) == "plain"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [1, 2],
+        5,
+        {"default": "plain"},
+        ["plain"],
+        [{"name": "default"}],
+        [{"name": [], "template": "plain"}],
+        [{"name": "default", "template": ["plain"]}],
+    ],
+)
+def test_a_chat_template_that_is_no_text_is_the_operators_error(tmp_path: Path, found: Any) -> None:
+    complaint = "chat_template must be text, or a list of objects with a name and a template"
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        ChatTemplate.load(tmp_path, {"chat_template": found})
+    assert str(tmp_path / "tokenizer_config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("found", [None, [], [{"name": "tool_use", "template": "tools"}]])
+def test_without_a_default_template_it_is_chatml(tmp_path: Path, found: Any) -> None:
+    assert ChatTemplate.load(tmp_path, {"chat_template": found}).render(HELLO_THERE) == render(CHATML)
 
 
 def test_blocks_are_trimmed_and_loops_can_be_left() -> None:
@@ -74,6 +101,11 @@ def test_variables_reach_the_template() -> None:
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ messages.append(1) }}",
+        "{{ 9 ** 9999999 }}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{{ [1] * 10 ** 9 }}",
+        "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
 def test_what_a_template_cannot_do_is_the_callers_error(source: str) -> None:
@@ -101,3 +133,86 @@ def test_a_template_file_that_is_no_text(tmp_path: Path) -> None:
 def test_special_tokens_by_name() -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "other_token": "x"}
     assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        "{% for i in range(99999) recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}",
+        "{% for i in range(99999) if range(99999) | list | length == 0 %}{% endfor %}",
+    ],
+)
+def test_a_template_that_does_not_end_can_be_ended(source: str) -> None:
+    num_calls = 0
+
+    def check() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1000:
+            raise Enough
+
+    with pytest.raises(Enough):
+        ChatTemplate(source, {}).render(HELLO_THERE, check)
+
+
+def test_loops_know_their_place() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
+        "{{ loop.previtem.role if loop.previtem }}{% else %}none{% endfor %}"
+    )
+    assert render(source, HELLO * 2) == "1/2,2/2.user"
+    assert render(source, []) == "none"
+
+
+def test_a_text_that_gets_too_long_is_given_up() -> None:
+    template = ChatTemplate("{% for i in range(1000) %}0123456789{% endfor %}", {})
+    assert len(template.render(HELLO_THERE, max_chars=10_000)) == 10_000
+    with pytest.raises(ContextTooLong, match="9999 characters"):
+        template.render(HELLO_THERE, max_chars=9_999)
+
+
+@pytest.mark.parametrize("content", ["Once upon a time  ", "", "  a\n", "x<|im_end|>"])
+def test_the_last_message_can_be_continued(content: str) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    start = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(CHATML, messages, continues_last=True) == start + content
+
+
+def test_a_trimmed_message_is_continued_where_it_ends() -> None:
+    source = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    assert render(source, [{"role": "assistant", "content": " a b "}], continues_last=True) == "[a b "
+
+
+def test_a_message_that_is_not_shown_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("{{ messages[0].role }}", continues_last=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_documents_go_to_templates_that_use_them() -> None:
+    documents = [{"title": "t", "text": "x"}]
+    assert render("{% for d in documents or [] %}{{ d.text }}{% endfor %}", documents=documents) == "x"
+    with pytest.raises(InvalidRequest) as caught:
+        render(CHATML, documents=documents)
+    assert caught.value.param == "documents"
+
+
+def test_the_operators_file_goes_before_all(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("model")
+    (tmp_path / "mine.jinja").write_text("mine")
+    assert ChatTemplate.load(tmp_path, {}, str(tmp_path / "mine.jinja")).render(HELLO_THERE) == "mine"
+    with pytest.raises(ConfigError, match="--chat-template"):
+        ChatTemplate.load(tmp_path, {}, str(tmp_path / "none.jinja"))
+
+
+def test_templates_nested_too_deeply_do_not_compile() -> None:
+    with pytest.raises(ConfigError):
+        ChatTemplate("{% if x %}" * 3000 + "{% endif %}" * 3000, {})
+    with pytest.raises(ConfigError):
+        ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", {})

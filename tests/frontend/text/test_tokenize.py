@@ -29,39 +29,39 @@ def test_text_is_encoded_without_truncation_or_padding(tokenizer: Any) -> None:
     limited.enable_truncation(3)
     limited.enable_padding(length=100)
     text = "the quick brown fox jumps over the lazy dog"
-    ids = PromptTokenizer(limited).encode(text, is_chat=False)
+    ids = PromptTokenizer(limited).encode(text, adds_bos=True)
     assert ids.dtype.name == "int32"
     assert ids.tolist() == tokenizer.encode(text).ids
 
 
 def test_special_tokens_in_a_chat_are_recognised(tokenizer: Any) -> None:
-    ids = PromptTokenizer(tokenizer).encode("<|im_start|>user", is_chat=True)
+    ids = PromptTokenizer(tokenizer).encode("<|im_start|>user", adds_bos=False)
     assert ids[0] == tokenizer.token_to_id("<|im_start|>")
 
 
 @pytest.mark.parametrize("text", ["hello", "<|im_start|>hello", "<|im_start|><|im_start|>hello"])
 def test_a_completion_begins_with_exactly_one_bos(adds_bos: Any, text: str) -> None:
-    ids = PromptTokenizer(adds_bos, "<|im_start|>").encode(text, is_chat=False).tolist()
+    ids = PromptTokenizer(adds_bos, "<|im_start|>").encode(text, adds_bos=True).tolist()
     assert ids[0] == 1
     assert ids.count(1) == 1
     assert 2 not in ids
 
 
 def test_an_empty_completion_is_bos_if_there_is_one(adds_bos: Any, tokenizer: Any) -> None:
-    assert PromptTokenizer(adds_bos, "<|im_start|>").encode("", is_chat=False).tolist() == [1]
-    assert PromptTokenizer(tokenizer, "<|im_start|>").encode("", is_chat=False).tolist() == []
+    assert PromptTokenizer(adds_bos, "<|im_start|>").encode("", adds_bos=True).tolist() == [1]
+    assert PromptTokenizer(tokenizer, "<|im_start|>").encode("", adds_bos=True).tolist() == []
 
 
 def test_in_a_chat_the_template_has_the_say(adds_bos: Any) -> None:
     tokenizer = PromptTokenizer(adds_bos, "<|im_start|>")
-    assert tokenizer.encode("hello", is_chat=True).tolist()[0] != 1
-    assert tokenizer.encode("<|im_start|>hello", is_chat=True).tolist()[:2].count(1) == 1
+    assert tokenizer.encode("hello", adds_bos=False).tolist()[0] != 1
+    assert tokenizer.encode("<|im_start|>hello", adds_bos=False).tolist()[:2].count(1) == 1
 
 
 def test_no_token_stands_for_more_characters_than_the_bound(tokenizer: Any) -> None:
     prompts = PromptTokenizer(tokenizer)
     for text in ("a" * 1000, " " * 1000, "the quick brown fox" * 50, "日本" * 100):
-        assert len(text) <= prompts.max_token_chars * len(prompts.encode(text, is_chat=False))
+        assert len(text) <= prompts.max_token_chars * len(prompts.encode(text, adds_bos=True))
 
 
 def test_a_normalizer_that_shortens_raises_the_bound(tokenizer: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_normalizer_that_shortens_raises_the_bound(tokenizer: Any) -> None:
 
 def test_loading(model_folder: Path, tokenizer: Any) -> None:
     loaded = PromptTokenizer.load(model_folder, None)
-    assert loaded.encode("hello", is_chat=False).tolist() == tokenizer.encode("hello").ids
+    assert loaded.encode("hello", adds_bos=True).tolist() == tokenizer.encode("hello").ids
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

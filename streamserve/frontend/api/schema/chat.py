@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from streamserve.errors import InvalidRequest
 from streamserve.frontend.api.schema.common import GenerationRequest, Schema
+from streamserve.frontend.text.template import RESERVED, Conversation
 
 
 class TextPart(Schema):
@@ -46,13 +48,40 @@ class Message(Schema):
         return message
 
 
-class ChatRequest(GenerationRequest):
-    """A conversation to go on with."""
+class Chat(Schema):
+    """A conversation, and how it becomes a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def conversation(self) -> Conversation:
+        """What the chat template is given.
+
+        Raises:
+            InvalidRequest: fields contradict each other.
+        """
+        variables = self.chat_template_kwargs or {}
+        reserved = sorted(RESERVED & variables.keys())
+        if reserved:
+            raise InvalidRequest(
+                f"chat_template_kwargs must not contain {reserved[0]}.", "chat_template_kwargs"
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                "continue_final_message",
+            )
+        return Conversation(
+            messages=[message.for_template() for message in self.messages],
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continues_last=bool(self.continue_final_message),
+            documents=self.documents or None,
+            variables=variables,
+        )
 
     def num_chars(self) -> int:
         """Characters of text in all messages."""
@@ -63,11 +92,34 @@ class ChatRequest(GenerationRequest):
             for message in self.messages
         )
 
+
+class ChatRequest(Chat, GenerationRequest):
+    """A conversation to go on with."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Likeliest tokens told at each position; None tells no log probabilities."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
     def limit(self) -> tuple[int | None, str]:
         """The number of tokens asked for, and the field that asks for it; the newer field wins."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
+
+    def check(self) -> None:
+        """Refuses fields that contradict each other.
+
+        Raises:
+            InvalidRequest: names one of them.
+        """
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
 
 
 def _with_parsed_arguments(call: Any) -> Any:

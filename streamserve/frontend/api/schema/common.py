@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -12,6 +12,9 @@ from streamserve.frontend.api.schema.neutral import refuse_unsupported
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 1024
 
 # Labels of the branches of a union; pydantic puts them into error locations, and they are no field names.
 BRANCH = "~"
@@ -23,6 +26,7 @@ def _listed(value: Any) -> Any:
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_listed)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -36,6 +40,7 @@ class StreamOptions(Schema):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(Schema):
@@ -46,27 +51,92 @@ class GenerationRequest(Schema):
     top_p: Number | None = None
     top_k: int | None = None
     min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     stop: StopStrings | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    max_queue_time: Annotated[Number, Field(ge=0)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    user: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices in the answer, for each prompt."""
+        return self.n or 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices that are generated, for each prompt; the best of them are answered."""
+        return self.num_choices
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Likeliest tokens told at each position; None tells no log probabilities."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer's text begins with the prompt."""
+        return False
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether nothing but the prompt itself is asked for."""
+        return False
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk has the token counts so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
     def limit(self) -> tuple[int | None, str]:
         """The number of tokens asked for, and the field that asks for it."""
         return self.max_tokens, "max_tokens"
 
+    def check(self) -> None:
+        """Refuses fields that contradict each other.
 
+        Raises:
+            InvalidRequest: names one of them.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs are not available when stream is true.", "prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens must be -1 (as much as fits) or at least 1.", "truncate_prompt_tokens"
+            )
+
+
+Body = TypeVar("Body", bound=Schema)
 Request = TypeVar("Request", bound=GenerationRequest)
 
 
@@ -80,13 +150,21 @@ def validate(kind: type[Request], body: dict[str, Any], unsupported: dict[str, t
         InvalidRequest: names the first field at fault.
     """
     refuse_unsupported(body, unsupported)
+    request = parse(kind, body)
+    request.check()
+    return request
+
+
+def parse(kind: type[Body], body: dict[str, Any]) -> Body:
+    """`body` in the form of `kind`.
+
+    Raises:
+        InvalidRequest: names the first field at fault.
+    """
     try:
-        request = kind.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as error:
         raise _invalid(error) from None
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options is only allowed when stream is true.", "stream_options")
-    return request
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

@@ -16,53 +16,36 @@ _OFF = (None, False)
 _NONE: tuple[Any, ...] = (None,)
 _EMPTY_LIST: tuple[Any, ...] = (None, [])
 _EMPTY_OBJECT: tuple[Any, ...] = (None, {})
-_ZERO = (None, 0, 0.0)
 _ONE = (None, 1, 1.0)
 
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "presence_penalty": _ZERO,
-    "frequency_penalty": _ZERO,
-    "repetition_penalty": _ONE,
     "length_penalty": _ONE,
     "use_beam_search": _OFF,
-    "logit_bias": _EMPTY_OBJECT,
-    "logprobs": _OFF,
-    "prompt_logprobs": _NONE,
     "logprob_token_ids": _EMPTY_LIST,
-    "allowed_token_ids": _NONE,
-    "bad_words": _EMPTY_LIST,
     "response_format": (None, {"type": "text"}),
     "structured_outputs": _NONE,
     "guided_json": _NONE,
     "guided_regex": _NONE,
     "guided_choice": _NONE,
     "guided_grammar": _NONE,
-    "echo": _OFF,
-    "include_stop_str_in_output": _OFF,
-    "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": _NONE,
-    "cache_salt": _NONE,
-    "return_token_ids": _OFF,
-    "return_tokens_as_token_ids": _OFF,
     "stream_interval": (None, 1),
     "repetition_detection": _NONE,
     "thinking_token_budget": _NONE,
+    "watermarking": _OFF,
+    "return_prompt_text": _OFF,
+    "kv_transfer_params": _NONE,
+    "vllm_xargs": _EMPTY_OBJECT,
 }
 
 CHAT = {
     **_BOTH,
-    "top_logprobs": (None, 0),
+    "best_of": (None, 1),
+    "echo": _OFF,
     "tools": _EMPTY_LIST,
     "tool_choice": (None, "none", "auto"),
     "functions": _EMPTY_LIST,
     "function_call": (None, "none", "auto"),
     "reasoning_effort": (None, "none"),
-    "continue_final_message": _OFF,
-    "add_special_tokens": _OFF,
-    "chat_template": _NONE,
-    "documents": _EMPTY_LIST,
     "modalities": (None, [], ["text"]),
     "audio": _NONE,
     "web_search_options": _NONE,
@@ -73,10 +56,11 @@ COMPLETION = {
     **_BOTH,
     "suffix": (None, ""),
     "prompt_embeds": _NONE,
-    "add_special_tokens": (None, True),
 }
 
-_STREAM_OPTIONS = {"continuous_usage_stats": _OFF, "resumable": _OFF}
+TOKENIZE = {"tools": _EMPTY_LIST}
+
+_STREAM_OPTIONS = {"resumable": _OFF}
 
 
 def refuse_unsupported(body: dict[str, Any], unsupported: dict[str, tuple[Any, ...]]) -> None:

@@ -1,0 +1,277 @@
+"""/openapi.json: every route with its parameters, bodies, answers and errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from streamserve import __version__
+from streamserve.frontend import paths
+from streamserve.frontend.api import replies
+from streamserve.frontend.api.schema.chat import ChatRequest
+from streamserve.frontend.api.schema.completion import CompletionRequest
+from streamserve.frontend.api.schema.responses import ResponsesRequest
+from streamserve.frontend.api.schema.tokenization import (
+    ChatTokenizeRequest,
+    DetokenizeRequest,
+    TextTokenizeRequest,
+)
+
+DESCRIPTION = """\
+OpenAI-compatible API of streamserve. With `"stream": true` an answer comes as server-sent events, each with
+one of the objects described here as its data. WebSockets (`/v1/ws`, and OpenAI's own mode at `/v1/responses`)
+carry the same objects and are described in docs/api.md.
+"""
+
+_REF = "#/components/schemas/"
+_MODULE = re.compile(rb"\bstreamserve__(?:[a-z_]+__)?([a-z]+)__(?=[A-Z])")
+_REQUEST_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_SIMPLE_ERRORS = (401, 500)
+# How errors differ from what their names say.
+_MEANINGS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "A valid API key is needed.",
+    403: "An admin key is needed.",
+    404: "There is no such model or stream.",
+    408: "The body took too long to arrive.",
+    409: "Not while requests are running.",
+    413: "The body is too large.",
+    429: "Too many requests are waiting; Retry-After says when to come back.",
+    500: "The server failed on this request.",
+    503: "The engine is loading, draining or gone, or the request's time in the queue ran out.",
+}
+# Forms that are accepted and that the models of requests say in code.
+_LOOSER: dict[tuple[str, str], dict[str, Any]] = {
+    ("CompletionRequest", "prompt"): {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "integer"}},
+            {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        ],
+        "description": "Text or token ids, or a list of either.",
+    },
+    **{
+        (name, "stop"): {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}},
+                {"type": "null"},
+            ],
+            "description": "Text that ends the answer and is not in it.",
+        }
+        for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest")
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        path: as OpenAPI writes it.
+        method: in lower case.
+        tag: the section that it belongs to.
+        summary: what it does, in a line.
+        reply: the body of success; None is text.
+        requests: the bodies that it takes; any of them.
+        chunk: the data of its events, if it can stream.
+        errors: statuses with the usual error body.
+        unwell: a status with the body of success, for probes.
+        parameters: in path and query: name, place, type, description.
+        is_open: whether it needs no key.
+    """
+
+    path: str
+    method: str
+    tag: str
+    summary: str
+    reply: type[BaseModel] | None
+    requests: tuple[type[BaseModel], ...] = ()
+    chunk: type[BaseModel] | None = None
+    errors: tuple[int, ...] = _SIMPLE_ERRORS
+    unwell: int | None = None
+    parameters: tuple[tuple[str, str, str, str], ...] = ()
+    is_open: bool = False
+
+
+def _generation(
+    path: str,
+    summary: str,
+    request: type[BaseModel],
+    reply: type[BaseModel],
+    chunk: type[BaseModel],
+) -> Operation:
+    return Operation(path, "post", "Generation", summary, reply, (request,), chunk, errors=_REQUEST_ERRORS)
+
+
+def _probe(path: str, method: str, summary: str, *, deep: bool = False) -> Operation:
+    parameters = (("deep", "query", "boolean", "Run one token through everything."),) if deep else ()
+    return Operation(
+        path, method, "Probes", summary, replies.Status, errors=(500,), unwell=503, parameters=parameters,
+        is_open=True,
+    )  # fmt: skip
+
+
+_ID = (("id", "path", "string", "The id of the answer."),)
+_MODEL = (("model", "path", "string", "The name of the model."),)
+
+OPERATIONS: tuple[Operation, ...] = (
+    _generation(
+        "/v1/chat/completions",
+        "Answers a conversation.",
+        ChatRequest,
+        replies.ChatCompletion,
+        replies.ChatCompletionChunk,
+    ),
+    _generation(
+        "/v1/completions", "Continues a text.", CompletionRequest, replies.Completion, replies.Completion
+    ),
+    _generation(
+        "/v1/responses",
+        "Answers a conversation in the form of OpenAI's responses.",
+        ResponsesRequest,
+        replies.Response,
+        replies.ResponseEvent,
+    ),
+    Operation(
+        "/tokenize", "post", "Text", "The token ids of a text or a conversation.", replies.Tokens,
+        (TextTokenizeRequest, ChatTokenizeRequest), errors=_REQUEST_ERRORS,
+    ),
+    Operation(
+        "/detokenize", "post", "Text", "The text of token ids.", replies.Prompt, (DetokenizeRequest,),
+        errors=_REQUEST_ERRORS,
+    ),
+    Operation("/v1/models", "get", "Models", "All served models.", replies.ModelList),
+    Operation(
+        "/v1/models/{model}", "get", "Models", "One model.", replies.ModelCard, errors=(401, 404, 500),
+        parameters=_MODEL,
+    ),
+    Operation("/v1/streams", "get", "Streams", "The caller's live answers.", replies.StreamList),
+    Operation(
+        "/v1/streams/{id}", "get", "Streams", "What one of them is doing.", replies.Stream,
+        errors=(401, 404, 500), parameters=_ID,
+    ),
+    Operation(
+        "/v1/streams/{id}", "delete", "Streams",
+        "Ends one of them: it ends with the text so far and the finish reason `abort`.", replies.Stream,
+        errors=(401, 404, 500), parameters=_ID,
+    ),
+    _probe(paths.LIVE, "get", "Whether the process turns; always 200 if it answers."),
+    _probe(paths.READY, "get", "Whether new requests are accepted, and how far a start is."),
+    _probe(paths.HEALTH, "get", "Whether the engine answers.", deep=True),
+    _probe(paths.PING, "get", "The same under another name.", deep=True),
+    _probe(paths.PING, "post", "The same under another name.", deep=True),
+    Operation(
+        paths.METRICS, "get", "Operation", "All metrics, as text for Prometheus (may be open).", None
+    ),
+    Operation("/load", "get", "Operation", "How busy the engine is.", replies.Load, errors=(401, 500, 503)),
+    Operation("/version", "get", "Operation", "The server's version.", replies.Version),
+    Operation(
+        paths.RESET_PREFIX_CACHE, "post", "Operation", "Forgets all cached prompts; needs an admin key.",
+        replies.Done, errors=(401, 403, 409, 500, 503),
+    ),
+)  # fmt: skip
+
+
+def document(root_path: str = "") -> dict[str, Any]:
+    """The OpenAPI document.
+
+    Args:
+        root_path: prefix that a proxy takes off.
+    """
+    described: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        described.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "streamserve", "version": __version__, "description": DESCRIPTION},
+        "servers": [{"url": root_path or "/"}],
+        "security": [{"bearer": []}],
+        "paths": described,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "operationId": f"{operation.method}_{re.sub(r'[^A-Za-z0-9]+', '_', operation.path).strip('_')}",
+        "parameters": [
+            {
+                "name": name,
+                "in": place,
+                "required": place == "path",
+                "description": text,
+                "schema": {"type": kind},
+            }
+            for name, place, kind, text in operation.parameters
+        ],
+        "responses": _responses(operation),
+    }
+    if operation.requests:
+        refs = [_ref(model) for model in operation.requests]
+        schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.is_open:
+        described["security"] = []
+    return described
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    if operation.reply is None:
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": _ref(operation.reply)}}
+    if operation.chunk is not None:
+        chunk = operation.chunk.__name__
+        text = f"Events whose data is {chunk}, then `data: [DONE]` (not after responses)."
+        content["text/event-stream"] = {
+            "schema": {"type": "string", "description": text},
+            "x-data": _ref(operation.chunk),
+        }
+    described = {"200": _answer("As asked.", content)}
+    for status in operation.errors:
+        error = {"application/json": {"schema": _ref(replies.ErrorReply)}}
+        described[str(status)] = _answer(_MEANINGS[status], error, may_retry=status in (429, 503))
+    if operation.unwell is not None:
+        described[str(operation.unwell)] = _answer("Not now; the body says why.", content)
+    return described
+
+
+def _answer(text: str, content: dict[str, Any], *, may_retry: bool = False) -> dict[str, Any]:
+    headers = {
+        "X-Request-Id": {"description": "The request's own, or a new one.", "schema": {"type": "string"}}
+    }
+    if may_retry:
+        text_of_retry = "Seconds after which a retry is likely to be accepted, where that is known."
+        headers["Retry-After"] = {"description": text_of_retry, "schema": {"type": "integer"}}
+    return {"description": text, "headers": headers, "content": content}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF + model.__name__}
+
+
+def _schemas() -> dict[str, Any]:
+    models: dict[type[BaseModel], None] = {replies.ErrorReply: None}
+    for operation in OPERATIONS:
+        for model in (operation.reply, operation.chunk, *operation.requests):
+            if model is not None:
+                models[model] = None
+    _, found = models_json_schema([(model, "validation") for model in models], ref_template=_REF + "{model}")
+    # Of two models with one name pydantic tells apart by their modules, which are nobody's business here.
+    schemas: dict[str, Any] = orjson.loads(_MODULE.sub(rb"\1.", orjson.dumps(found["$defs"])))
+    for (name, member), schema in _LOOSER.items():
+        schemas[name]["properties"][member] = schema
+    return schemas

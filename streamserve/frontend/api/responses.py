@@ -1,0 +1,229 @@
+"""POST /v1/responses, and what WebSockets ask of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+
+from streamserve.errors import InvalidRequest, RequestError, StreamserveError
+from streamserve.frontend.api.choice import Choice, Telling
+from streamserve.frontend.api.endpoint import Call
+from streamserve.frontend.api.logprobs import TokenNames
+from streamserve.frontend.api.prompts import Preparation, Wording
+from streamserve.frontend.api.response_events import ResponseEvents
+from streamserve.frontend.api.schema.common import validate
+from streamserve.frontend.api.schema.responses import UNSUPPORTED, ResponsesRequest
+from streamserve.frontend.api.service import Service
+from streamserve.frontend.mailbox import Delta
+from streamserve.frontend.registry import Record
+from streamserve.frontend.text.trace import TokenTrace
+
+WORDING = Wording("input", adds_bos=False, default_max_tokens=None)
+
+# By why the text ended: the last event, the response's status, and its incomplete_details.
+_ENDINGS: dict[str, tuple[str, str, dict[str, str] | None]] = {
+    "stop": ("completed", "completed", None),
+    "length": ("incomplete", "incomplete", {"reason": "max_output_tokens"}),
+    # OpenAI has the status, but neither an event nor a reason for it.
+    "abort": ("incomplete", "cancelled", None),
+}
+
+
+class ResponsesEndpoint:
+    """The endpoint: body → checked request → prompt text → ids → generation → response."""
+
+    names_events = True
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def accept(self, call: Call) -> ResponsesAnswer:
+        """Checks and prepares a request."""
+        request = validate(ResponsesRequest, call.body, UNSUPPORTED)
+        max_logprobs = self._service.api.max_logprobs
+        if (request.top_logprobs or 0) > max_logprobs:
+            raise InvalidRequest(f"top_logprobs must be between 0 and {max_logprobs} here.", "top_logprobs")
+        preparation = Preparation(self._service, request, WORDING)
+        preparation.check_limits(1)
+        try:
+            text = await preparation.render(request.conversation())
+        except RequestError as error:
+            if error.param != "messages":
+                raise
+            # What a chat has as messages is the input here.
+            raise type(error)(error.message, WORDING.param) from None
+        (prompt,) = await preparation.make([text], len(text))
+        ((generation,),) = preparation.generations([prompt], call.tenant)
+        names = TokenNames(self._service.detokenizers, as_ids=bool(request.return_tokens_as_token_ids))
+        telling = Telling.of(request, names, is_chat=True)
+        trace = TokenTrace() if telling.traces else None
+        assembler = self._service.assembler(request, generation, continues=False, trace=trace)
+        choice = Choice(0, prompt, generation, assembler, telling, trace)
+        return ResponsesAnswer(self._service, call, request, choice)
+
+
+class ResponsesAnswer:
+    """The answer to one checked request (streamserve.frontend.api.endpoint.Answer)."""
+
+    def __init__(self, service: Service, call: Call, request: ResponsesRequest, choice: Choice) -> None:
+        request_id = request.request_id or call.request_id
+        self.id = f"resp_{request_id}"
+        self.is_stream = bool(request.stream)
+        self._service = service
+        self._tenant = call.tenant
+        self._request = request
+        self._choice = choice
+        self._item_id = f"msg_{request_id}"
+        self._head = {"id": self.id, "object": "response", "created_at": int(time.time())}
+        self._events = ResponseEvents(self._item_id)
+        self._has_begun = False
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    async def whole(self) -> bytes:
+        """The response as one JSON document."""
+        with self._service.registry.track(self.id, self._tenant, [self._choice.generation]) as record:
+            async with aclosing(self._service.client.generate(self._choice.generation)) as deltas:
+                async for delta in deltas:
+                    self._take(delta, record)
+                    if self._has_ended:
+                        break
+        return orjson.dumps(self._ended()[1])
+
+    async def batches(self) -> AsyncGenerator[list[bytes], None]:
+        """The events. Nothing comes before the engine's first output. Hot: one turn for each delta.
+
+        A failure after that is an event too, the last one, and raised as well.
+        """
+        try:
+            with self._service.registry.track(self.id, self._tenant, [self._choice.generation]) as record:
+                async with aclosing(self._service.client.generate(self._choice.generation)) as deltas:
+                    async for delta in deltas:
+                        batch = [] if self._has_begun else self._begin()
+                        text, logprobs = self._take(delta, record)
+                        if text:
+                            batch.append(self._events.delta(text, logprobs))
+                        if self._has_ended:
+                            break
+                        if batch:
+                            yield batch
+            kind, response = self._ended()
+            yield [*batch, *self._events.end(response["output"][0]), self._events.last(kind, response)]
+        except StreamserveError as error:
+            if self._has_begun:
+                failure = {"code": "server_error", "message": str(error)}
+                response = self._response("failed", [self._item("incomplete")], error=failure)
+                yield [self._events.last("failed", response)]
+            raise
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._choice.assembler.finish_reason is not None
+
+    def _take(self, delta: Delta, record: Record) -> tuple[str, list[dict[str, Any]]]:
+        """Takes `delta` in, and keeps what may be shown of it: text and, if asked for, log probabilities.
+
+        Hot: once for each delta.
+        """
+        record.observe(len(delta.tokens))
+        choice, logprobs = self._choice, []
+        # What belongs to the end is no text, and an output text has log probabilities of its text alone.
+        piece, _ = choice.accept(delta)
+        text = piece.text
+        if piece.logprobs is not None:
+            logprobs = piece.logprobs["content"]
+            self._logprobs += logprobs
+        if text:
+            self._texts.append(text)
+        if choice.assembler.finish_reason is not None:
+            record.finish(choice.assembler.finish_reason)
+        return text, logprobs
+
+    def _begin(self) -> list[bytes]:
+        self._has_begun = True
+        item = self._item("in_progress", has_content=False)
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return self._events.begin(self._response("in_progress", []), item, part)
+
+    def _ended(self) -> tuple[str, dict[str, Any]]:
+        """The last event's kind, and the finished response."""
+        reason = self._choice.assembler.finish_reason
+        assert reason is not None, "the engine ended a stream without a reason"
+        kind, status, details = _ENDINGS[reason]
+        response = self._response(
+            status,
+            [self._item("completed" if kind == "completed" else "incomplete")],
+            incomplete_details=details,
+            completed_at=int(time.time()),
+            usage=self._usage(),
+        )
+        return kind, response
+
+    def _item(self, status: str, *, has_content: bool = True) -> dict[str, Any]:
+        part = {
+            "type": "output_text",
+            "text": "".join(self._texts),
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+        return {
+            "id": self._item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [part] if has_content else [],
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        generation, num_output = self._choice.generation, self._choice.assembler.num_tokens
+        num_input = len(generation.prompt)
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_input + num_output,
+        }
+
+    def _response(self, status: str, output: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
+        """The response object.
+
+        Args:
+            members: those that are not at their defaults.
+        """
+        request, params = self._request, self._choice.generation.params
+        response = {
+            **self._head,
+            "status": status,
+            "background": False,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "model": self._service.model_name,
+            "output": output,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+        }
+        return {**response, **members}

@@ -1,0 +1,33 @@
+"""The paths that the server answers, for rooms that must know them without the application."""
+
+from __future__ import annotations
+
+HEALTH, LIVE, READY, PING, METRICS = "/health", "/live", "/ready", "/ping", "/metrics"
+
+# What orchestrators and load balancers ask. They have no key, and nobody wants to read of each in a log.
+PROBES = frozenset({HEALTH, LIVE, READY, PING})
+
+RESET_PREFIX_CACHE = "/reset_prefix_cache"
+
+# Control over what all users share.
+ADMIN = frozenset({RESET_PREFIX_CACHE})
+
+# Route templates as they appear in metrics; "none" is every path that is no route.
+HANDLERS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/ws",
+    "/v1/models",
+    "/v1/models/{model:path}",
+    "/v1/streams",
+    "/v1/streams/{id}",
+    "/tokenize",
+    "/detokenize",
+    "/load",
+    "/version",
+    "/openapi.json",
+    "/docs",
+    RESET_PREFIX_CACHE,
+    "none",
+)
