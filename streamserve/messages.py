@@ -37,9 +37,10 @@ STATS is flat; all values are whole numbers. Counters go up from the start of th
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,9 @@ _EPOCH = struct.Struct("<I")
 _ABORT = struct.Struct("<II")
 # epoch, streams, tokens, flags, step
 _STEP = struct.Struct("<IIIIQ")
-_HAS_CACHED, _HAS_LOGPROBS, _NUM_TOP_SHIFT = 1, 2, 8
+# Which columns a STEP frame has besides streams and tokens; above them how many top tokens a row of logprobs.
+_HAS_COUNTS, _HAS_CACHED, _HAS_FINISH, _HAS_LOGPROBS, _NUM_TOP_SHIFT = 1, 2, 4, 8, 8
+_U64, _U32, _I32, _U8 = np.dtype("<u8"), np.dtype("<u4"), np.dtype("<i4"), np.dtype("u1")
 # epoch, first position, stream, positions, top tokens at each of them
 _PROMPT_LOGPROBS = struct.Struct("<IIQII")
 # epoch, pad, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
@@ -197,6 +200,8 @@ def decode_add(payload: memoryview) -> AddRequest:
     tokens = np.frombuffer(payload, "<i4", num_tokens, _ADD.size).copy()
     stops = np.frombuffer(payload, "<i4", num_stops, tokens_end).tolist()
     hashes_end = stops_end + HASH_BYTES * num_hashes
+    if hashes_end > len(payload):
+        raise ValueError(f"an ADD frame of {len(payload)} bytes needs {hashes_end}")
     hashes = bytes(payload[stops_end:hashes_end])
     rare, tenant, cache_salt = _decode_rare(payload[hashes_end:])
     params = SamplingParams(
@@ -225,8 +230,10 @@ def decode_add(payload: memoryview) -> AddRequest:
     )
 
 
-def stream_of_add(payload: memoryview) -> int:
-    """The stream of an ADD frame, for telling its frontend that the rest could not be read."""
+def stream_of_add(payload: memoryview) -> int | None:
+    """The stream of an ADD frame that else cannot be read, for telling its frontend; None if too short."""
+    if len(payload) < _ADD.size:
+        return None
     stream: int = _ADD.unpack_from(payload)[2]
     return stream
 
@@ -324,16 +331,18 @@ class Logprobs:
         return cls(chosen, top_ids, top), offset + size * num_top
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTokens:
     """One step's output for one frontend. Rows follow each other as the engine's slots do.
+
+    Not frozen: a frozen dataclass costs three times as much to make, and each step makes one on both sides.
 
     Attributes:
         step: number of the engine step.
         streams: u64[n].
-        counts: u32[n], how many of `tokens` belong to each stream, in order.
-        finish: u8[n], a `Finish` code each.
         tokens: i32[sum(counts)].
+        counts: u32[n], how many of `tokens` belong to each stream, in order; None: one each.
+        finish: u8[n], a `Finish` code each; None: no stream ends.
         cached: u32[n], prompt tokens found in the prefix cache, in steps where a stream has its first
             token (0 for the others); None in all other steps.
         logprobs: a row for each of `tokens`, wide enough for the stream that asked for most; rows of streams
@@ -342,52 +351,65 @@ class StepTokens:
 
     step: int
     streams: npt.NDArray[np.uint64]
-    counts: npt.NDArray[np.uint32]
-    finish: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint32] | None = None
+    finish: npt.NDArray[np.uint8] | None = None
     cached: npt.NDArray[np.uint32] | None = None
     logprobs: Logprobs | None = None
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """`(stream, number of tokens, finish code)` of each row."""
+        counts = repeat(1) if self.counts is None else self.counts.tolist()
+        finish = repeat(0) if self.finish is None else self.finish.tolist()
+        return zip(self.streams.tolist(), counts, finish, strict=False)
 
 
 def encode_step(epoch: int, out: StepTokens) -> list[Buffer]:
     """The STEP frame of `out`. Hot: once a step and frontend, whatever the number of streams."""
-    num_streams = len(out.streams)
-    flags = 0 if out.cached is None else _HAS_CACHED
-    if out.logprobs is not None:
-        flags |= _HAS_LOGPROBS | out.logprobs.top.shape[1] << _NUM_TOP_SHIFT
-    parts: list[Buffer] = [
-        _STEP.pack(epoch, num_streams, len(out.tokens), flags, out.step),
-        out.streams.data,
-        out.counts.data,
-        out.tokens.data,
-    ]
+    # The arrays themselves, not their .data: they are buffers too, and making a view of each costs more.
+    parts: list[Any] = [b"", out.streams, out.tokens]
+    present = 0
+    if out.counts is not None:
+        present = _HAS_COUNTS
+        parts.append(out.counts)
     if out.cached is not None:
-        parts.append(out.cached.data)
+        present |= _HAS_CACHED
+        parts.append(out.cached)
+    if out.finish is not None:
+        present |= _HAS_FINISH
+        parts.append(out.finish)
     if out.logprobs is not None:
+        present |= _HAS_LOGPROBS | out.logprobs.top.shape[1] << _NUM_TOP_SHIFT
+        # Behind the bytes of `finish`, so at any offset: they are read by copying.
         parts += out.logprobs.parts()
-    parts.append(out.finish.data)
+    parts[0] = _STEP.pack(epoch, len(out.streams), len(out.tokens), present, out.step)
     return parts
 
 
 def decode_step(payload: memoryview) -> StepTokens:
     """The arrays of a STEP frame, as views into the ring. Hot: once a step."""
-    _, num_streams, num_tokens, flags, step = _STEP.unpack_from(payload)
+    # numpy.ndarray on a buffer is numpy.frombuffer at half the price.
+    _, num_rows, num_tokens, present, step = _STEP.unpack_from(payload)
     at = _STEP.size
-    streams = np.frombuffer(payload, "<u8", num_streams, at)
-    at += 8 * num_streams
-    counts = np.frombuffer(payload, "<u4", num_streams, at)
-    at += 4 * num_streams
-    tokens = np.frombuffer(payload, "<i4", num_tokens, at)
+    streams = np.ndarray(num_rows, _U64, payload, at)
+    at += 8 * num_rows
+    tokens = np.ndarray(num_tokens, _I32, payload, at)
+    if not present:
+        return StepTokens(step, streams, tokens)
     at += 4 * num_tokens
-    cached = None
-    if flags & _HAS_CACHED:
-        cached = np.frombuffer(payload, "<u4", num_streams, at)
-        at += 4 * num_streams
-    logprobs = None
-    if flags & _HAS_LOGPROBS:
-        logprobs, at = Logprobs.at(payload, at, num_tokens, flags >> _NUM_TOP_SHIFT)
-    finish = np.frombuffer(payload, "u1", num_streams, at)
-    return StepTokens(step, streams, counts, finish, tokens, cached, logprobs)
+    counts = cached = finish = logprobs = None
+    if present & _HAS_COUNTS:
+        counts = np.ndarray(num_rows, _U32, payload, at)
+        at += 4 * num_rows
+    if present & _HAS_CACHED:
+        cached = np.ndarray(num_rows, _U32, payload, at)
+        at += 4 * num_rows
+    if present & _HAS_FINISH:
+        finish = np.ndarray(num_rows, _U8, payload, at)
+        at += num_rows
+    if present & _HAS_LOGPROBS:
+        logprobs, _ = Logprobs.at(payload, at, num_tokens, present >> _NUM_TOP_SHIFT)
+    return StepTokens(step, streams, tokens, counts, finish, cached, logprobs)
 
 
 def encode_prompt_logprobs(epoch: int, stream: int, start: int, logprobs: Logprobs) -> list[Buffer]:

@@ -17,7 +17,16 @@ from streamserve.hashing import BlockHasher
 from streamserve.ipc.doorbell import Doorbell
 from streamserve.ipc.ring import RingReader, RingWriter, format_ring, ring_bytes
 from streamserve.ipc.segment import Segment
-from streamserve.messages import AddRequest, Finish, Kind, decode_step, encode_abort, encode_add
+from streamserve.messages import (
+    AddRequest,
+    Finish,
+    Kind,
+    Logprobs,
+    decode_prompt_logprobs,
+    decode_step,
+    encode_abort,
+    encode_add,
+)
 from streamserve.sampling import SamplingParams
 from streamserve.worker.spec import WorkerSpec
 
@@ -44,6 +53,8 @@ class EngineHarness:
     Attributes:
         tokens: what each stream generated so far.
         finish: how each finished stream ended.
+        logprobs: a piece for each frame of streams that asked; join them.
+        prompt_logprobs: the same for their prompts.
         events: (stream, number of tokens so far) in the order in which they arrived.
     """
 
@@ -94,6 +105,8 @@ class EngineHarness:
         self.tokens: dict[int, list[int]] = {}
         self.finish: dict[int, Finish] = {}
         self.cached: dict[int, int] = {}
+        self.logprobs: dict[int, list[Logprobs]] = {}
+        self.prompt_logprobs: dict[int, list[Logprobs]] = {}
         self.events: list[tuple[int, int]] = []
 
     def __enter__(self) -> EngineHarness:
@@ -129,21 +142,25 @@ class EngineHarness:
         for kind, payload in self._reader.read():
             if kind == Kind.STEP:
                 self._take(payload)
+            elif kind == Kind.PROMPT_LOGPROBS:
+                stream, _, logprobs = decode_prompt_logprobs(payload)
+                self.prompt_logprobs.setdefault(stream, []).append(logprobs)
         self._reader.release()
         return busy
 
     def _take(self, payload: memoryview) -> None:
         out = decode_step(payload)
         at = 0
-        for row, stream in enumerate(out.streams.tolist()):
-            count = int(out.counts[row])
+        for row, (stream, count, finish) in enumerate(out.rows()):
             self.tokens[stream] += out.tokens[at : at + count].tolist()
+            if out.logprobs is not None:
+                self.logprobs.setdefault(stream, []).append(out.logprobs.rows(slice(at, at + count)))
             at += count
             self.events.append((stream, len(self.tokens[stream])))
             if out.cached is not None and stream not in self.cached:
                 self.cached[stream] = int(out.cached[row])
-            if out.finish[row]:
-                self.finish[stream] = Finish(int(out.finish[row]))
+            if finish:
+                self.finish[stream] = Finish(finish)
 
     def run_until_idle(self, max_steps: int = 100_000) -> None:
         """Steps until every stream has finished."""

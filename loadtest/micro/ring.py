@@ -95,8 +95,6 @@ def example_step() -> StepTokens:
     return StepTokens(
         step=1_000_000,
         streams=slots | np.uint64(3 << 32),
-        counts=np.ones(NUM_STREAMS, dtype=np.uint32),
-        finish=np.zeros(NUM_STREAMS, dtype=np.uint8),
         tokens=(slots * 700 + 500).astype(np.int32),
     )
 

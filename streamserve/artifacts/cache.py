@@ -44,7 +44,9 @@ def _home(environ: Mapping[str, str]) -> Path:
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError as error:
-        raise ConfigError("This user has no home folder for the model cache; set STREAMSERVE_CACHE.") from error
+        raise ConfigError(
+            "This user has no home folder for the model cache; set STREAMSERVE_CACHE."
+        ) from error
 
 
 class ModelCache:

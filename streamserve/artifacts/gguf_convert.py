@@ -89,7 +89,9 @@ def _open(source: Path) -> Any:
     try:
         return GGUFReader(source)
     except (ValueError, IndexError, KeyError) as error:
-        raise ConfigError(f"MODEL {source}: the GGUF file is damaged or cut short ({one_line(error)}).") from error
+        raise ConfigError(
+            f"MODEL {source}: the GGUF file is damaged or cut short ({one_line(error)})."
+        ) from error
 
 
 def _vocab_size(metadata: GgufMetadata, tensors: dict[str, Any]) -> int:

@@ -141,7 +141,9 @@ def _byte_level_bpe(metadata: GgufMetadata) -> Any:
         left, _, right = merge.partition(" ")
         # The library reports some of these, and panics over others.
         if not vocabulary.keys() >= {left, right, left + right}:
-            raise metadata.error(f"the GGUF file is damaged: it merges {merge!r}, not all of which are tokens.")
+            raise metadata.error(
+                f"the GGUF file is damaged: not all of its merge {merge!r} is in its tokens."
+            )
         merges.append((left, right))
     tokenizer = _bpe(metadata, vocabulary, merges, ignore_merges=rule.whole_words)
     if rule.nfc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,9 +19,10 @@ from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, StepOutput
 from streamserve.engine.scheduler.states import Request
 from streamserve.engine.step import StepDiff
-from streamserve.errors import RequestFailed
+from streamserve.errors import InvalidRequest, RequestFailed
 from streamserve.ipc.ring import RingReader
 from streamserve.messages import (
+    AddRequest,
     Finish,
     Kind,
     Logprobs,
@@ -33,6 +35,13 @@ from streamserve.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+_DECODERS: dict[Kind, Callable[[memoryview], Any]] = {
+    Kind.ADD: decode_add,
+    Kind.ABORT: decode_abort,
+    Kind.CALL: decode_call,
+}
+_BROKEN_FRAME = (struct.error, ValueError, KeyError, TypeError, AttributeError, InvalidRequest)
 
 Rows = slice | npt.NDArray[np.bool_] | npt.NDArray[np.intp]
 
@@ -68,7 +77,6 @@ class EngineCore:
         self._num_steps = 0
         self._num_step_tokens = 0
         self._meter = StepMeter()
-        self._ones = np.ones(0, dtype=np.uint32)
 
     def step(self) -> bool:
         """Runs one step. False when there was nothing to run. Hot."""
@@ -116,30 +124,41 @@ class EngineCore:
 
     def _handle(self, frontend: int, kind: int, payload: memoryview) -> None:
         # Frontends send only valid frames; should one be broken all the same, it costs that request alone.
+        # What happens after it was read is this engine's own doing, and a fault there is not survived.
         try:
             if epoch_of(payload) != self._epoch:
                 return
-            if kind == Kind.ADD:
-                self._scheduler.add(Request(frontend, decode_add(payload)))
-            elif kind == Kind.ABORT:
-                for stream in decode_abort(payload):
-                    self._scheduler.abort(frontend, stream)
-            elif kind == Kind.CALL:
-                self._call(frontend, *decode_call(payload))
+            command = _DECODERS[Kind(kind)](payload)
+        except _BROKEN_FRAME as error:
+            logger.error("a frame of kind %d from frontend %d cannot be read: %s", kind, frontend, error)
+            if kind == Kind.ADD and (stream := stream_of_add(payload)) is not None:
+                self._end(frontend, [stream], Finish.ERROR)
+            return
+        if kind == Kind.ADD:
+            self._add(frontend, command)
+        elif kind == Kind.ABORT:
+            for stream in command:
+                self._scheduler.abort(frontend, stream)
+        else:
+            call_id, body = command
+            try:
+                self._call(frontend, call_id, body)
+            except (AttributeError, IndexError, KeyError, TypeError) as error:
+                logger.error("a call from frontend %d cannot be carried out: %r", frontend, error)
+                self._outboxes[frontend].reply(call_id, {"ok": False, "error": "malformed call"})
+
+    def _add(self, frontend: int, request: AddRequest) -> None:
+        try:
+            self._scheduler.add(Request(frontend, request))
         except RequestFailed as error:
             logger.warning("refused: %s", error)
-            self._end(frontend, [stream_of_add(payload)], Finish.ERROR)
-        except Exception:
-            logger.exception("a frame of kind %d from frontend %d could not be handled", kind, frontend)
-            if kind == Kind.ADD:
-                self._end(frontend, [stream_of_add(payload)], Finish.ERROR)
+            self._end(frontend, [request.stream], Finish.ERROR)
 
     def _call(self, frontend: int, call_id: int, body: dict[str, Any]) -> None:
         outbox = self._outboxes[frontend]
         method = body.get("method")
         if method == "ping":
-            outbox.stats(self.statistics())
-            outbox.reply(call_id, {"ok": True})
+            outbox.reply(call_id, {"ok": True, "stats": self.statistics()})
         elif method == "reset_prefix_cache":
             outbox.reply(call_id, {"ok": self._scheduler.reset_prefix_cache()})
         elif method == "relay":
@@ -175,8 +194,6 @@ class EngineCore:
         """Routes one step's tokens to the frontends, as array slices. Hot."""
         for part in output.prompt_logprobs:
             self._outboxes[part.frontend].prompt_logprobs(part.stream, part.start, part.logprobs)
-        if len(output.streams) > len(self._ones):
-            self._ones = np.ones(2 * len(output.streams), dtype=np.uint32)
         for frontend, outbox in enumerate(self._outboxes):
             rows = slice(None) if len(self._outboxes) == 1 else output.frontends == frontend
             if output.logprobs is None or output.num_top is None:
@@ -187,15 +204,14 @@ class EngineCore:
     def _send_rows(
         self, outbox: Outbox, output: StepOutput, rows: Rows, logprobs: Logprobs | None = None
     ) -> None:
-        streams = output.streams[rows]
+        streams, finish = output.streams[rows], output.finish[rows]
         if len(streams):
             outbox.step(
                 StepTokens(
                     step=self._num_steps,
                     streams=streams,
-                    counts=self._ones[: len(streams)],
-                    finish=output.finish[rows],
                     tokens=output.token_ids[rows],
+                    finish=finish if finish.any() else None,
                     cached=None if output.cached is None else output.cached[rows],
                     logprobs=logprobs,
                 )

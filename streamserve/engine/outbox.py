@@ -177,10 +177,7 @@ class Outbox:
         ids = tokens.tokens.tolist()
         cached = tokens.cached.tolist() if tokens.cached is not None else [0] * len(tokens.streams)
         at = 0
-        rows = zip(
-            tokens.streams.tolist(), tokens.counts.tolist(), tokens.finish.tolist(), cached, strict=True
-        )
-        for stream, count, finish, hit in rows:
+        for (stream, count, finish), hit in zip(tokens.rows(), cached, strict=True):
             unsent = self._backlog.setdefault(stream, _Unsent())
             unsent.tokens += ids[at : at + count]
             unsent.finish = finish or unsent.finish

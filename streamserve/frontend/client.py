@@ -8,6 +8,7 @@ would: the ABORT goes out at once, and the iterator ends when its caller has tak
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -162,18 +163,23 @@ class EngineClient:
         """The engine's answer to a control call.
 
         Raises:
-            EngineUnavailable: there is no engine, or it went away.
+            EngineUnavailable: there is no engine, it went away, or it does not answer.
         """
-        return await self._pump.call(body)
+        try:
+            async with asyncio.timeout(self._heartbeat_timeout_s):
+                return await self._pump.call(body)
+        except TimeoutError:
+            raise EngineUnavailable("The engine does not answer.") from None
 
     async def fresh_gauges(self) -> dict[str, Any]:
-        """The engine's numbers as of now: the engine answers a ping with a STATS frame first.
+        """The engine's numbers as of now.
 
         Raises:
-            EngineUnavailable: there is no engine, or it went away.
+            EngineUnavailable: there is no engine, it went away, or it does not answer.
         """
-        await self._pump.call({"method": "ping"})
-        return self._pump.gauges
+        reply = await self.call({"method": "ping"})
+        gauges: dict[str, Any] = reply["stats"]
+        return gauges
 
     def latest(self) -> tuple[EngineFacts, dict[str, Any]] | None:
         """The engine and the newest numbers it gave, whether or not it accepts requests; None without one."""

@@ -85,7 +85,10 @@ class Mailbox:
         else:
             self._tokens = tokens
         self.finish = finish
-        self._wake()
+        if self.listener is None:
+            self._wake()
+        else:
+            self.listener()
 
     def put_logprobs(self, logprobs: Logprobs) -> None:
         """Adds the rows that belong to the tokens of the next `put`."""

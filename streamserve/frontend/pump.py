@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from streamserve.errors import EngineUnavailable
+from streamserve.errors import EngineUnavailable, RequestFailed
 from streamserve.frontend.calls import Calls
 from streamserve.frontend.mailbox import StreamTable
 from streamserve.frontend.sender import Sender
 from streamserve.ipc.board import EngineState
-from streamserve.ipc.layout import RingStatistics
+from streamserve.ipc.layout import RingCorrupted, RingStatistics
 from streamserve.messages import (
     Kind,
     Logprobs,
@@ -32,6 +34,10 @@ from streamserve.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+_BROKEN_FRAME = (struct.error, ValueError, KeyError, TypeError)
+# Seconds that streams have to end with an error before a frontend with a damaged ring exits.
+LAST_WORDS_S = 1.0
 
 PULSE_INTERVAL_S = 0.25
 PING_AFTER_S = 1.0
@@ -217,12 +223,16 @@ class Pump:
             return
         self._bell.clear()
         self._reader.disarm()
-        self._sender.flush()
-        for _ in range(READS_PER_WAKE):
-            if not self._drain() and self._reader.arm():
-                break
-        else:
-            self._loop.call_soon(self._wake)
+        try:
+            self._sender.flush()
+            for _ in range(READS_PER_WAKE):
+                if not self._drain() and self._reader.arm():
+                    break
+            else:
+                self._loop.call_soon(self._wake)
+        except RingCorrupted as error:
+            self._give_up(error)
+            return
         self._look_at_board()
 
     def _drain(self) -> bool:
@@ -230,13 +240,29 @@ class Pump:
         messages = self._reader.read()
         if not messages:
             return False
-        try:
-            for kind, payload in messages:
+        for kind, payload in messages:
+            try:
                 self._handle(kind, payload)
-        finally:
-            self._reader.release()
+            except _BROKEN_FRAME as error:
+                logger.error("a frame of kind %d cannot be read: %s", kind, error)
+                if kind == Kind.STEP:
+                    # Whose tokens were in it is not known: a stream that lacks some must not seem whole.
+                    self._streams.fail_all(RequestFailed("The engine's answer was damaged."))
+        del messages, payload
+        self._reader.release()
         self._pulse.heard(time.monotonic())
         return True
+
+    def _give_up(self, error: RingCorrupted) -> None:
+        """Nothing in shared memory can be trusted any more: ends all streams, and soon this process."""
+        logger.critical("the ring is damaged; this frontend ends: %s", error)
+        assert self._loop is not None
+        self._loop.remove_reader(self._bell.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._lose_engine("The server failed.")
+        # Time for the streams to tell their clients; the supervisor sees the rest.
+        self._loop.call_later(LAST_WORDS_S, sys.exit, 1)
 
     def _handle(self, kind: int, payload: memoryview) -> None:
         if kind == Kind.HELLO:
@@ -268,8 +294,7 @@ class Pump:
         tokens = step.tokens.tolist()
         cached: Sequence[int] | None = None if step.cached is None else step.cached.tolist()
         at = 0
-        rows = zip(step.streams.tolist(), step.counts.tolist(), step.finish.tolist(), strict=True)
-        for row, (stream, count, finish) in enumerate(rows):
+        for row, (stream, count, finish) in enumerate(step.rows()):
             end = at + count
             slot = stream & 0xFFFFFFFF
             mailbox = slots[slot] if slot < num_slots else None
@@ -283,7 +308,7 @@ class Pump:
     def _route_logprobs(self, step: StepTokens, logprobs: Logprobs) -> None:
         """Hands each stream that asked the rows of its tokens, which follow."""
         at = 0
-        for stream, count in zip(step.streams.tolist(), step.counts.tolist(), strict=True):
+        for stream, count, _ in step.rows():
             mailbox = self._streams.find(stream)
             if mailbox is not None and mailbox.num_top is not None:
                 mailbox.put_logprobs(logprobs.rows(slice(at, at + count)))

@@ -55,7 +55,8 @@ class Sender:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._epoch = 0
-        self._adds: deque[tuple[int, list[Buffer]]] = deque()
+        # By stream, in the order they came; each as one buffer, joined once however often there is no room.
+        self._adds: dict[int, bytes] = {}
         self._aborts: list[int] = []
         self._calls: deque[list[Buffer]] = deque()
         self._fragments: Fragments | None = None
@@ -83,22 +84,24 @@ class Sender:
     def add(self, request: AddRequest) -> None:
         """Sends a request, now or as soon as there is room."""
         # Encoded now: should that fail, it is this request that fails.
-        self._adds.append((request.stream, encode_add(self._epoch, request)))
-        self.flush()
+        self._adds[request.stream] = b"".join(encode_add(self._epoch, request))
+        self._try_flush()
 
     def abort(self, stream: int) -> None:
         """Sends the abort of `stream`, or takes its request back if it has not left yet."""
-        kept = deque(entry for entry in self._adds if entry[0] != stream)
-        if len(kept) < len(self._adds):
-            self._adds = kept
-            return
-        self._aborts.append(stream)
-        self.flush()
+        if self._adds.pop(stream, None) is None:
+            self._aborts.append(stream)
+            self._try_flush()
 
     def call(self, frame: list[Buffer]) -> None:
         """Sends a CALL frame."""
         self._calls.append(frame)
-        self.flush()
+        self._try_flush()
+
+    def _try_flush(self) -> None:
+        # Once the ring was full, only the bell says when to try again: not every request does.
+        if not self._is_armed:
+            self.flush()
 
     def flush(self) -> None:
         """Sends as much as there is room for, and asks to be woken if something is left."""
@@ -128,9 +131,10 @@ class Sender:
                     return False
                 self._calls.popleft()
             elif self._adds:
-                if not self._send(Kind.ADD, self._adds[0][1]):
+                stream = next(iter(self._adds))
+                if not self._send(Kind.ADD, [self._adds[stream]]):
                     return False
-                self._adds.popleft()
+                del self._adds[stream]
             else:
                 return True
 

@@ -1,4 +1,4 @@
-"""The standard streams as a client finds them: they may be closed, unreadable, or carry bytes that are no text."""
+"""The standard streams as a client finds them: closed, unreadable, or full of bytes that are no text."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from streamserve.worker.spec import WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
 
-# More threads than that a core are a slip of the keyboard; the OpenMP runtime would end the process over them.
+# More threads than that a core are a slip of the keyboard, and OpenMP ends the process when it cannot have
+# them.
 _MOST_THREADS_PER_CORE = 8
 
 
@@ -110,7 +111,6 @@ class Worker:
             lambda share: progress("loading weights", share),
         )
         return model, weights_bytes
-
 
     def _batch(
         self, config: DecoderConfig, max_model_len: int, device: torch.device

@@ -133,5 +133,5 @@ def test_a_user_without_a_home_has_to_name_the_cache(
         raise KeyError("getpwuid(): uid not found: 4242")
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
-    with pytest.raises(ConfigError, match="no home folder.*STREAMSERVE_CACHE"):
+    with pytest.raises(ConfigError, match=r"no home folder.*STREAMSERVE_CACHE"):
         cache_root(environ)

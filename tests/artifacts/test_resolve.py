@@ -139,7 +139,9 @@ def one_line_at_once(config: ModelConfig, environ: dict[str, str]) -> str:
     return message
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere/x.gguf", "~nobody-here/x", "a/b/c", "tiny.gguf"])
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./nowhere", "~/nowhere/x.gguf", "~nobody-here/x", "a/b/c", "tiny.gguf"]
+)
 def test_a_path_that_is_not_there(model: str, environ: dict[str, str]) -> None:
     assert "no such file or folder" in one_line_at_once(ModelConfig(model=model), environ)
 

@@ -72,11 +72,11 @@ def test_a_run_of_half_characters_goes_on(tiny_server, untouched, endpoint, tran
     body = {
         **prompt(endpoint, "x"),
         "temperature": 0,
-        "max_tokens": 1000,
+        "max_tokens": 300,
         "ignore_eos": True,
         "allowed_token_ids": token_ids(tiny_server, "é")[-1:],
     }
-    assert ask(tiny_server.url, endpoint, transport, body).text == "\ufffd" * 1000
+    assert ask(tiny_server.url, endpoint, transport, body).text == "\ufffd" * 300
 
 
 @pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
@@ -125,11 +125,12 @@ def test_a_stop_string_cuts_the_answers_to_all_prompts(tiny_server, spoken, tran
 
 
 @pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
-def test_of_two_stop_strings_the_earliest_match_counts(tiny_server, spoken, endpoint, transport):
+def test_of_two_stop_strings_that_which_is_said_first_counts(tiny_server, spoken, endpoint, transport):
     body, text = spoken[endpoint]
-    inner, outer = text[22:25], text[20:28]
+    inner, outer = text[22:26], text[20:28]
     heard = ask(tiny_server.url, endpoint, transport, {**body, "stop": [outer, inner]})
-    assert heard.text == text[: min(text.index(inner), text.index(outer))]
+    # When the inner one is there, the outer one is not complete.
+    assert heard.text == text[: text.index(inner)]
 
 
 @pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
@@ -184,9 +185,7 @@ def test_the_models_own_end_is_a_reason_for_each_of_many(tiny_server, letters, e
         "allowed_token_ids": [*letters, IM_END],
     }
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = list(
-            pool.map(lambda _: ask(tiny_server.url, endpoint, transport, body), range(12)), timeout=300
-        )
+        answers = list(pool.map(lambda _: ask(tiny_server.url, endpoint, transport, body), range(12)))
     assert {(heard.text, heard.only.reason) for heard in answers} == {(answers[0].text, "stop")}
 
 

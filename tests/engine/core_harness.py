@@ -206,11 +206,11 @@ class CoreHarness:
 
     def _take_step(self, streams: dict[int, Received], step: StepTokens) -> None:
         at = 0
-        for row, stream in enumerate(step.streams.tolist()):
-            end = at + int(step.counts[row])
+        for stream, count, finish in step.rows():
+            end = at + count
             if stream in streams:
                 logprobs = None if step.logprobs is None else step.logprobs.rows(slice(at, end))
-                streams[stream].take(step.tokens[at:end].tolist(), logprobs, int(step.finish[row]))
+                streams[stream].take(step.tokens[at:end].tolist(), logprobs, finish)
                 streams[stream].frames.append(step)
             at = end
 

@@ -185,8 +185,18 @@ def test_a_broken_call_costs_nothing_but_itself(pair):
     pair.push(0, Kind.CALL, encode_call(EPOCH - 1, 4, {"method": "ping"}))
     pair.call(0, 5, {"method": "reset_prefix_cache"})
     pair.step()
-    assert [call_id for call_id, _ in pair.replies[0]] == [3, 5]
-    assert pair.replies[0][1][1] == {"ok": True}
+    assert [call_id for call_id, _ in pair.replies[0]] == [1, 2, 3, 5]
+    assert [reply["ok"] for _, reply in pair.replies[0]] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 24, 100, 108])
+@pytest.mark.parametrize("kind", [Kind.ADD, Kind.ABORT, Kind.CALL, Kind.HELLO, 999])
+def test_a_frame_that_is_too_short_costs_nothing_but_itself(pair, kind, length):
+    frame = EPOCH.to_bytes(4, "little") + b"\xff" * 200
+    pair.push(0, kind, [frame[:length]])
+    pair.add(1, prompt(5, 1), PLAIN)
+    pair.run()
+    check_tokens(pair)
 
 
 def test_a_frontend_that_is_gone_is_forgotten(pair):
@@ -226,7 +236,8 @@ def test_statistics_add_up(pair):
     pair.run()
     pair.call(1, 1, {"method": "ping"})
     pair.step()
-    (stats,) = pair.stats[1]
+    ((_, reply),) = pair.replies[1]
+    stats = reply["stats"]
     assert set(stats) == KEYS
     assert all(type(value) is int for value in stats.values())
     assert (stats["prompt_tokens"], stats["generation_tokens"]) == (25, 12)

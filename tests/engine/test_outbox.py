@@ -68,8 +68,7 @@ class Wire:
 
     def _take(self, step: StepTokens) -> None:
         at = 0
-        for row, stream in enumerate(step.streams.tolist()):
-            count = int(step.counts[row])
+        for row, (stream, count, finish) in enumerate(step.rows()):
             assert stream not in self.finished, "tokens after the end of a stream"
             if step.logprobs is not None:
                 self._check_logprobs(
@@ -79,8 +78,8 @@ class Wire:
                 assert not asks(stream) or not count
             self.received.setdefault(stream, []).extend(step.tokens[at : at + count].tolist())
             at += count
-            if step.finish[row]:
-                self.finished[stream] = int(step.finish[row])
+            if finish:
+                self.finished[stream] = finish
             if step.cached is not None and step.cached[row]:
                 self.cached[stream] = int(step.cached[row])
 

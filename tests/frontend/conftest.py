@@ -43,12 +43,14 @@ from streamserve.messages import (
     AddRequest,
     Finish,
     Kind,
+    Logprobs,
     StepTokens,
     decode_abort,
     decode_add,
     decode_call,
     encode_call,
     encode_json,
+    encode_prompt_logprobs,
     encode_step,
     epoch_of,
 )
@@ -132,12 +134,21 @@ def echo(request: AddRequest) -> list[int]:
     return [int(token) for token in request.tokens]
 
 
+Odds = tuple[float, list[tuple[int, float]]]
+
+
+def likely(token: int) -> Odds:
+    """The token itself is the likeliest, then those with the next ids."""
+    return -0.5, [((token + rank) % 400, -0.5 * (rank + 1)) for rank in range(20)]
+
+
 @dataclass
 class FakeEngine:
     """Answers ADDs by a script, over real rings, on the test's own event loop.
 
     Attributes:
         script: output tokens of a request, repeated when they run out.
+        odds: log probabilities where a token is: its own, and (id, log probability) of the likeliest.
         is_automatic: steps whenever there is something to run; else the test calls `step()`.
     """
 
@@ -147,6 +158,7 @@ class FakeEngine:
     board: StatusBoard
     facts: dict[str, Any]
     script: Callable[[AddRequest], list[int]] = echo
+    odds: Callable[[int], Odds] = likely
     is_automatic: bool = True
     answers_pings: bool = True
     tokens_per_step: int = 1
@@ -200,8 +212,11 @@ class FakeEngine:
             return False
         self.num_steps += 1
         streams, counts, finishes, tokens, cached = [], [], [], [], []
+        num_top = [row.request.params.logprobs for row in rows if row.request.params.logprobs is not None]
         for row in rows:
             is_first = row.num_sent == 0
+            if is_first and row.request.params.prompt_logprobs is not None:
+                self._push_prompt_logprobs(row.request, row.request.params.prompt_logprobs)
             new, finish = self._next(row)
             streams.append(row.request.stream)
             counts.append(len(new))
@@ -210,7 +225,8 @@ class FakeEngine:
             cached.append(self.cached_tokens if is_first else 0)
             if finish:
                 self.live.remove(row)
-        self.push_step(streams, counts, finishes, tokens, cached if any(cached) else None)
+        logprobs = self._logprobs(tokens, max(num_top)) if num_top else None
+        self.push_step(streams, counts, finishes, tokens, cached if any(cached) else None, logprobs=logprobs)
         self._changed()
         return True
 
@@ -222,16 +238,38 @@ class FakeEngine:
         tokens: list[int],
         cached: list[int] | None = None,
         epoch: int | None = None,
+        logprobs: Logprobs | None = None,
     ) -> None:
         out = StepTokens(
             self.num_steps,
             np.array(streams, dtype="<u8"),
+            np.array(tokens, dtype="<i4"),
             np.array(counts, dtype="<u4"),
             np.array(finishes, dtype="u1"),
-            np.array(tokens, dtype="<i4"),
             None if cached is None else np.array(cached, dtype="<u4"),
+            logprobs,
         )
         assert self.writer.try_push(Kind.STEP, encode_step(self.epoch if epoch is None else epoch, out))
+
+    def _logprobs(self, tokens: list[int], num_top: int) -> Logprobs:
+        odds = [self.odds(token) for token in tokens]
+        top = [candidates[:num_top] for _, candidates in odds]
+        return Logprobs(
+            np.array([chosen for chosen, _ in odds], dtype="<f4"),
+            np.array([[token for token, _ in row] for row in top], dtype="<i4").reshape(-1, num_top),
+            np.array([[value for _, value in row] for row in top], dtype="<f4").reshape(-1, num_top),
+        )
+
+    def _push_prompt_logprobs(self, request: AddRequest, num_top: int) -> None:
+        """In two frames, as a prompt in two chunks would have them."""
+        tokens = [int(token) for token in request.tokens[1:]]
+        middle = len(tokens) // 2
+        for start, part in ((1, tokens[:middle]), (1 + middle, tokens[middle:])):
+            if part:
+                frame = encode_prompt_logprobs(
+                    self.epoch, request.stream, start, self._logprobs(part, num_top)
+                )
+                assert self.writer.try_push(Kind.PROMPT_LOGPROBS, frame)
 
     def finish(self, stream: int, finish: Finish) -> None:
         """Ends one stream without a token."""
@@ -285,8 +323,9 @@ class FakeEngine:
             call_id, body = decode_call(payload)
             self.calls.append(body)
             if self.answers_pings:
+                reply = {"ok": True, "stats": self.statistics()}
                 assert self.writer.try_push(Kind.STATS, encode_json(self.epoch, self.statistics()))
-                assert self.writer.try_push(Kind.REPLY, encode_call(self.epoch, call_id, {"ok": True}))
+                assert self.writer.try_push(Kind.REPLY, encode_call(self.epoch, call_id, reply))
 
     def statistics(self) -> dict[str, int]:
         """The body of a STATS frame (streamserve.messages)."""

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from streamserve.errors import EngineUnavailable, Expired, RequestFailed
+from streamserve.frontend import pump
 from streamserve.frontend.client import Generation
 from streamserve.frontend.sender import MAX_ABORTS_PER_FRAME, Sender
+from streamserve.ipc.layout import TAIL_WORD
 from streamserve.messages import AddRequest, Buffer, Finish, Kind, decode_abort, decode_add
 from streamserve.sampling import SamplingParams
 
@@ -287,3 +289,45 @@ def test_a_new_engine_gets_nothing_of_the_old_ones() -> None:
     writer.room = 10
     sender.flush()
     assert sent(writer) == []
+
+
+async def test_a_damaged_frame_costs_no_other_frame(run_harness: Any) -> None:
+    async with run_harness() as frontend:
+        epoch = struct.pack("<I", frontend.engine.epoch)
+        assert frontend.engine.writer.try_push(Kind.STATS, [epoch, b"{not json"])
+        assert await frontend.client.call({"method": "ping"})
+
+
+async def test_streams_end_when_a_step_cannot_be_read(run_harness: Any) -> None:
+    """Whose tokens it held is not known, so no stream may go on as if it had them all."""
+    async with run_harness() as frontend:
+        frontend.engine.is_automatic = False
+        deltas = frontend.client.generate(generation(max_tokens=100))
+        first = asyncio.ensure_future(anext(deltas))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+        epoch = struct.pack("<I", frontend.engine.epoch)
+        assert frontend.engine.writer.try_push(Kind.STEP, [epoch, struct.pack("<IIIQ", 9, 9, 0, 1)])
+        with pytest.raises(RequestFailed):
+            await first
+        await frontend.engine.until(lambda: bool(frontend.engine.aborts))
+
+
+async def test_a_damaged_ring_ends_the_streams_and_then_the_process(
+    run_harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    exited = asyncio.Event()
+    monkeypatch.setattr(pump, "LAST_WORDS_S", 0)
+    monkeypatch.setattr(pump.sys, "exit", lambda code: (codes.append(code), exited.set()))
+    async with run_harness() as frontend:
+        frontend.engine.is_automatic = False
+        deltas = frontend.client.generate(generation(max_tokens=100))
+        first = asyncio.ensure_future(anext(deltas))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+        # A kind that no writer can send.
+        frontend.engine.writer._pack(frontend.engine.writer._data, frontend.engine.writer._at, 8, 0, b"")
+        frontend.engine.writer._words[TAIL_WORD] += 16
+        with pytest.raises(EngineUnavailable):
+            await first
+        await exited.wait()
+    assert codes == [1]

@@ -105,9 +105,7 @@ def test_a_full_disk_is_one_line(server: ScriptedServer, command: str) -> None:
         (["complete", "x"], ">&-", "stdout is closed"),
     ],
 )
-def test_a_closed_stream_is_one_line(
-    server: ScriptedServer, argv: list[str], shell: str, words: str
-) -> None:
+def test_a_closed_stream_is_one_line(server: ScriptedServer, argv: list[str], shell: str, words: str) -> None:
     assert words in one_line(run(*argv, "--url", server.url, shell=shell), 2)
     assert server.requests == []
 

@@ -109,8 +109,7 @@ def _information(service: Service, streams: Streams) -> list[BaseRoute]:
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/{model:path}", models.show, methods=["GET"]),
         Route("/v1/streams", streams.show_all, methods=["GET"]),
-        Route("/v1/streams/{id}", streams.show, methods=["GET"]),
-        Route("/v1/streams/{id}", streams.cancel, methods=["DELETE"]),
+        Route("/v1/streams/{id}", streams.one, methods=["GET", "DELETE"]),
     ]
 
 

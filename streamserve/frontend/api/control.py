@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve import __version__
-from streamserve.errors import EngineUnavailable
+from streamserve.errors import EngineUnavailable, InvalidRequest
 from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.deep_health import DeepHealth
@@ -22,7 +22,7 @@ from streamserve.frontend.status import ServerStatus
 
 # An engine in a long step answers late; the numbers of the last one are then better than none.
 FRESH_TIMEOUT_S = 5.0
-_TRUE = ("1", "true", "yes", "on")
+_DEEP = {"0": False, "false": False, "1": True, "true": True}
 
 
 class Control:
@@ -56,9 +56,15 @@ class Control:
         """200 while the engine answers its heartbeat and requests are accepted, else 503.
 
         With `?deep=1`, only if a token has just gone through everything.
+
+        Raises:
+            InvalidRequest: `deep` is no such word.
         """
+        deep = http.query_params.getlist("deep") or ["0"]
+        if any(word not in _DEEP for word in deep):
+            raise InvalidRequest(f"deep must be one of {', '.join(_DEEP)}.", "deep")
         body = self._status.describe()
-        if body["status"] == "ok" and http.query_params.get("deep", "").lower() in _TRUE:
+        if body["status"] == "ok" and _DEEP[deep[-1]]:
             is_well, details = await self._deep.check()
             body = {"status": "ok" if is_well else "failed", **details}
         return _json(body, 200 if body["status"] == "ok" else 503)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -35,9 +36,7 @@ class Documents:
     """
 
     def __init__(self, root_path: str) -> None:
-        described = document(root_path)
-        self._json = orjson.dumps(described)
-        self._page = page(described)
+        self._json, self._page = _written(root_path)
 
     async def openapi(self, _http: Request) -> Response:
         """The OpenAPI document."""
@@ -46,6 +45,13 @@ class Documents:
     async def docs(self, _http: Request) -> Response:
         """The page."""
         return HTMLResponse(self._page, headers={"Content-Security-Policy": _POLICY})
+
+
+@cache
+def _written(root_path: str) -> tuple[bytes, str]:
+    """The document and the page; made once, for it takes a while."""
+    described = document(root_path)
+    return orjson.dumps(described), page(described)
 
 
 def page(described: dict[str, Any]) -> str:
@@ -99,7 +105,10 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[st
 def _response(status: str, response: dict[str, Any]) -> tuple[str, str, str]:
     bodies = []
     for kind, content in response["content"].items():
-        shown = _type(content.get("x-data") or content["schema"])
+        schema = content["schema"]
+        if kind == "text/event-stream":
+            schema = schema["properties"]["data"]["anyOf"][0]["contentSchema"]
+        shown = _type(schema)
         bodies.append(f"{shown} <small>{escape(kind)}</small>")
     return status, _text(response["description"]), "<br>".join(bodies)
 

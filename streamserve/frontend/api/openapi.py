@@ -71,6 +71,26 @@ _LOOSER: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Parameter:
+    """A value in path or query: any text, or one of some words."""
+
+    name: str
+    place: str
+    description: str
+    words: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """As OpenAPI writes it."""
+        return {
+            "name": self.name,
+            "in": self.place,
+            "required": self.place == "path",
+            "description": self.description,
+            "schema": {"type": "string", **({"enum": list(self.words)} if self.words else {})},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path.
 
@@ -84,7 +104,7 @@ class Operation:
         chunk: the data of its events, if it can stream.
         errors: statuses with the usual error body.
         unwell: a status with the body of success, for probes.
-        parameters: in path and query: name, place, type, description.
+        parameters: in path and query.
         is_open: whether it needs no key.
     """
 
@@ -97,7 +117,7 @@ class Operation:
     chunk: type[BaseModel] | None = None
     errors: tuple[int, ...] = _SIMPLE_ERRORS
     unwell: int | None = None
-    parameters: tuple[tuple[str, str, str, str], ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     is_open: bool = False
 
 
@@ -112,15 +132,22 @@ def _generation(
 
 
 def _probe(path: str, method: str, summary: str, *, deep: bool = False) -> Operation:
-    parameters = (("deep", "query", "boolean", "Run one token through everything."),) if deep else ()
     return Operation(
-        path, method, "Probes", summary, replies.Status, errors=(500,), unwell=503, parameters=parameters,
+        path,
+        method,
+        "Probes",
+        summary,
+        replies.Status,
+        errors=(400, 500) if deep else (500,),
+        unwell=503,
+        parameters=(_DEEP,) if deep else (),
         is_open=True,
-    )  # fmt: skip
+    )
 
 
-_ID = (("id", "path", "string", "The id of the answer."),)
-_MODEL = (("model", "path", "string", "The name of the model."),)
+_ID = (Parameter("id", "path", "The id of the answer."),)
+_MODEL = (Parameter("model", "path", "The name of the model."),)
+_DEEP = Parameter("deep", "query", "Run one token through everything.", ("0", "1", "false", "true"))
 
 OPERATIONS: tuple[Operation, ...] = (
     _generation(
@@ -207,16 +234,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "tags": [operation.tag],
         "summary": operation.summary,
         "operationId": f"{operation.method}_{re.sub(r'[^A-Za-z0-9]+', '_', operation.path).strip('_')}",
-        "parameters": [
-            {
-                "name": name,
-                "in": place,
-                "required": place == "path",
-                "description": text,
-                "schema": {"type": kind},
-            }
-            for name, place, kind, text in operation.parameters
-        ],
+        "parameters": [parameter.describe() for parameter in operation.parameters],
         "responses": _responses(operation),
     }
     if operation.requests:
@@ -234,12 +252,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     else:
         content = {"application/json": {"schema": _ref(operation.reply)}}
     if operation.chunk is not None:
-        chunk = operation.chunk.__name__
-        text = f"Events whose data is {chunk}, then `data: [DONE]` (not after responses)."
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": text},
-            "x-data": _ref(operation.chunk),
-        }
+        content["text/event-stream"] = {"schema": _event(operation.chunk)}
     described = {"200": _answer("As asked.", content)}
     for status in operation.errors:
         error = {"application/json": {"schema": _ref(replies.ErrorReply)}}
@@ -247,6 +260,19 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.unwell is not None:
         described[str(operation.unwell)] = _answer("Not now; the body says why.", content)
     return described
+
+
+def _event(chunk: type[BaseModel]) -> dict[str, Any]:
+    """One event, as it comes out of a reader of event streams."""
+    encoded = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_ref(chunk), _ref(replies.ErrorReply)]},
+    }
+    end = {"const": "[DONE]", "description": "The end of a stream that went well; not of responses."}
+    name = {"type": "string", "description": "The object's type, in responses."}
+    properties = {"data": {"anyOf": [encoded, end]}, "event": name}
+    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def _answer(text: str, content: dict[str, Any], *, may_retry: bool = False) -> dict[str, Any]:

@@ -52,6 +52,10 @@ class Streams:
             found += answer or []
         return _json({"object": "list", "data": sorted(found, key=lambda stream: stream["created"])})
 
+    async def one(self, http: Request) -> Response:
+        """GET shows it, DELETE ends it."""
+        return await (self.cancel(http) if http.method == "DELETE" else self.show(http))
+
     async def show(self, http: Request) -> Response:
         """One of them.
 

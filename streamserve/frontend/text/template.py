@@ -166,8 +166,8 @@ def _default(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
         return found
     if not isinstance(found, list) or not all(_is_named_template(entry) for entry in found):
         raise ConfigError(
-            f"{folder / 'tokenizer_config.json'}: chat_template must be text, or a list of objects with a name "
-            "and a template."
+            f"{folder / 'tokenizer_config.json'}: chat_template must be text, or a list of objects with a "
+            "name and a template."
         )
     return {entry["name"]: entry["template"] for entry in found}.get("default")
 

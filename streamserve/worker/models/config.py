@@ -190,7 +190,7 @@ def _trait(config: Json, rule: bool | str) -> bool:
 def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise ConfigError(
-            f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}, and there is no head_dim"
+            f"num_attention_heads {num_heads} does not divide hidden_size {hidden_size}; there is no head_dim"
         )
     head_dim = _whole(config, "head_dim", hidden_size // num_heads)
     if head_dim % 2:
@@ -213,7 +213,8 @@ def _rope(config: Json) -> RopeConfig:
     if rope_type not in _ROPE_TYPES:
         raise ConfigError(f"rope type {rope_type} is not supported; supported are {', '.join(_ROPE_TYPES)}")
     # Below 1, frequencies grow past what float32 holds.
-    theta = _positive(parameters, "rope_theta", _positive(config, "rope_theta", 10000.0, least=1.0), least=1.0)
+    theta = _positive(config, "rope_theta", 10000.0, least=1.0)
+    theta = _positive(parameters, "rope_theta", theta, least=1.0)
     if rope_type == "default":
         return RopeConfig(theta)
     factor = _positive(parameters, "factor", least=1.0)

@@ -122,6 +122,58 @@ def test_reset():
     harness.check()
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_what_rests_on_blocks_from_before_a_reset_is_never_found(in_flight):
+    harness = Harness(limits(max_num_batched_tokens=32))
+    stream = harness.add(prompt(80), max_tokens=60, ignore_eos=True)
+    if in_flight:
+        harness.step(harness.scheduler.reset_prefix_cache)
+    else:
+        harness.step()
+        harness.scheduler.reset_prefix_cache()
+    harness.run()
+    # A beginning is found by its first block, and so are the blocks behind it: none of them may be there.
+    assert len(harness.scheduler._kv.prefix) == 0
+    turn = [*prompt(80), *harness.streams[stream].tokens]
+    for cached in (0, (len(turn) - 1) // 16 * 16):
+        again = harness.add(turn, max_tokens=1)
+        harness.run()
+        assert harness.streams[again].cached == cached
+    harness.check()
+
+
+def test_the_missing_first_block_does_not_make_the_rest_findable_again():
+    harness = Harness(limits(max_num_batched_tokens=48))
+    harness.add(prompt(80), max_tokens=60, ignore_eos=True)
+    harness.step()
+    harness.scheduler.reset_prefix_cache()
+    # It computes the beginning with what is true now, while the other goes on from what was true before.
+    harness.add(prompt(48), max_tokens=1)
+    harness.run()
+    stream = harness.add(prompt(80), max_tokens=1)
+    harness.run()
+    assert harness.streams[stream].cached == 48
+    harness.check()
+
+
+def test_a_request_that_was_preempted_after_a_reset_is_findable_again():
+    harness = Harness(limits(num_blocks=4, max_model_len=64))
+    streams = [harness.add(prompt(16, seed), max_tokens=40, ignore_eos=True) for seed in range(2)]
+    harness.step()
+    harness.scheduler.reset_prefix_cache()
+    harness.run()
+    assert harness.scheduler.statistics().preemptions > 0
+    stayed, returned = streams
+    for stream, cached in ((stayed, 0), (returned, 48)):
+        turn = [*harness.streams[stream].prompt, *harness.streams[stream].tokens]
+        again = harness.add(turn, max_tokens=1)
+        harness.step()
+        assert harness.diffs[-1].joins[0].num_computed == cached
+        harness.abort(again)
+    harness.run()
+    harness.check()
+
+
 def test_switched_off_nothing_is_hashed_and_nothing_shared(monkeypatch):
     harness = Harness(limits(enable_prefix_caching=False))
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from scheduler_harness import EOS, Harness, alone, prompt
+from scheduler_harness import EOS, FakeWorker, Harness, Row, alone, prompt
 
 from streamserve.engine.scheduler import SchedulerLimits
+from streamserve.engine.step import StepDiff
 from streamserve.errors import RequestFailed
 from streamserve.sampling import SamplingParams
 
@@ -75,6 +76,32 @@ def wishes(draw):
     )
 
 
+class ChangingWorker(FakeWorker):
+    """Has other weights after each reset, and asserts that nobody is given blocks from before.
+
+    Whatever a request computes rests on all that it computed before, so it is as old as its first block.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        super().__init__(limits)
+        self.generation = 0
+        self._written_in = [0] * limits.num_blocks
+        self._joined_in: dict[int, int] = {}
+
+    def _apply(self, diff: StepDiff) -> None:
+        super()._apply(diff)
+        for join in diff.joins:
+            self._joined_in[id(self.rows[join.slot])] = self.generation
+            for block in join.blocks[: join.num_computed // self._limits.block_size].tolist():
+                assert self._written_in[block] == self.generation, "a block from before the reset"
+
+    def _write(self, row: Row, count: int) -> None:
+        super()._write(row, count)
+        size = self._limits.block_size
+        for block in row.blocks[row.computed // size : -(-(row.computed + count) // size)]:
+            self._written_in[block] = self._joined_in[id(row)]
+
+
 def add(harness: Harness, wish: Wish) -> None:
     """Adds the request, or sees it refused for a reason."""
     limits, tokens = harness.limits, wish.tokens
@@ -104,6 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(limits=sizes(), policy=POLICIES, first=st.lists(wishes(), max_size=6))
     def start(self, limits, policy, first):
         self.harness = Harness(limits, policy)
+        self.worker = self.harness.worker = ChangingWorker(limits)
         self.add(first)
 
     @rule(passing=st.integers(1, 8))
@@ -152,6 +180,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def reset_prefix_cache(self):
         assert self.harness.scheduler.reset_prefix_cache() == self.harness.limits.enable_prefix_caching
+        self.worker.generation += 1
+
+    @rule()
+    def reset_in_flight(self):
+        self.harness.step(self.reset_prefix_cache)
 
     @invariant()
     def whole(self):

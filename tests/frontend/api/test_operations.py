@@ -216,6 +216,7 @@ async def test_a_deep_look_runs_a_token(frontend: Any) -> None:
     await asyncio.gather(*[frontend.http.get("/health?deep=true") for _ in range(10)])
     assert len(frontend.engine.adds) == 1
     assert (await frontend.http.get("/health?deep=0")).json() == {"status": "ok"}
+    assert (await frontend.http.get("/health?deep=maybe")).json()["error"]["param"] == "deep"
     # It is no request of anybody's.
     assert (await samples(frontend))["vllm:request_success_total{finished_reason=length}"] == 0
 

@@ -172,6 +172,12 @@ async def test_the_frontend_that_is_asked_asks_the_others(
         assert asked.result().json()["choices"][0]["finish_reason"] == "abort"
 
 
+async def test_other_methods_are_told_which_there_are(frontend: Any) -> None:
+    refused = await frontend.http.put("/v1/streams/x", headers=key("alice"))
+    assert refused.status_code == 405
+    assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
+
+
 async def test_a_question_that_it_does_not_know_has_no_answer(frontend: Any) -> None:
     for question in ({}, {"method": "shutdown"}, {"method": "streams.show"}, {"method": "streams.list"}):
         assert frontend.pump.on_relay(question) is None
