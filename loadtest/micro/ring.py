@@ -15,9 +15,10 @@ every frame.
 One way: the engine sends as fast as it can and the frontend decodes all. Round trip: the frontend sends a
 frame, the engine decodes it, encodes another and sends that back.
 
-How they wait. Ring: the frontend sleeps as soon as the ring is empty, in poll on its doorbell, as an event
-loop does in epoll. The engine spins for a moment before it sleeps, as it may while it has work in flight;
-when the ring is full it sleeps until half of it is free. zmq: both sides block in send and recv (PUSH and
+How they wait. Ring, round trip: the frontend sleeps as soon as the ring is empty, in poll on its doorbell, as
+an event loop does in epoll; the engine spins for a moment before it sleeps, as it may while it has work in
+flight. One way: the frontend looks a few dozen times before it sleeps, or it would sleep and be woken for
+every frame, being faster than the engine; when the ring is full the engine sleeps until half of it is free. zmq: both sides block in send and recv (PUSH and
 PULL one way, PAIR for the round trip) and zmq's own I/O threads do the rest, at its default limits.
 
 Each process runs on half of the processors of the machine, its I/O thread included, so that the two are never
@@ -56,6 +57,7 @@ ZMQ_FRAMES = 20_000
 ROUND_TRIPS = 1_000
 RING_CAPACITY = 1 << 22
 ENGINE_SPINS = 500
+STREAM_SPINS = 50
 TIMEOUT_S = 90
 
 LEAST_SPEEDUP = 5.0
@@ -137,7 +139,7 @@ class RingLink:
         outgoing: segment that it writes.
         own_bell: wakes this side.
         peer_bell: wakes the other.
-        spins: looks at an empty ring before going to sleep.
+        spins: looks at an empty ring before going to sleep, in round trips.
     """
 
     num_frames = RING_FRAMES
@@ -161,7 +163,7 @@ class RingLink:
         left = self.num_frames
         begin = 0.0
         while left:
-            messages = self._receive(256)
+            messages = self._receive(256, STREAM_SPINS)
             begin = begin or time.perf_counter()
             for _, payload in messages:
                 step = decode_step(payload)
@@ -187,7 +189,7 @@ class RingLink:
             self._send_when_there_is_room()
 
     def _take_one(self) -> None:
-        ((_, payload),) = self._receive(1)
+        ((_, payload),) = self._receive(1, self._spins)
         decode_step(payload)
         self._reader.release()
 
@@ -197,10 +199,10 @@ class RingLink:
                 self._bell.wait(None)
             self._writer.disarm_space()
 
-    def _receive(self, limit: int) -> list[tuple[int, memoryview]]:
+    def _receive(self, limit: int, spins: int) -> list[tuple[int, memoryview]]:
         reader = self._reader
         while True:
-            for _ in range(self._spins + 1):
+            for _ in range(spins + 1):
                 messages = reader.read(limit)
                 if messages:
                     return messages

@@ -1,0 +1,146 @@
+"""Random bodies that look like requests: never the server's fault, and a stream beside them flows on."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.sync.client import connect
+from ways_in import PATHS, strict_json
+
+NUMBERS = st.one_of(
+    st.integers(-3, 40),
+    st.sampled_from([2**31, 2**53, 2**63, -(2**63) - 1, 2**64, 10**30]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+)
+SCALARS = st.one_of(st.none(), NUMBERS, st.text(max_size=20))
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+TOKEN_IDS = st.lists(st.integers(-1, 513), max_size=6)
+TEXT_PARTS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "input_text", "output_text", "image_url"]), "text": st.text()}
+    ),
+    max_size=3,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "", "x"])},
+        optional={"content": SCALARS | TEXT_PARTS, "name": ANYTHING, "tool_calls": ANYTHING, "type": SCALARS},
+    ),
+    max_size=4,
+)
+LIKELY = {
+    "n": st.integers(-1, 4), "best_of": st.integers(-1, 4), "temperature": st.floats(-0.5, 2.5),
+    "top_p": st.floats(-0.1, 1.1), "top_k": st.integers(-2, 600), "min_p": st.floats(-0.1, 1.1),
+    "seed": NUMBERS, "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=5),
+    "stop_token_ids": TOKEN_IDS, "logit_bias": st.dictionaries(st.integers(-1, 513).map(str), NUMBERS, max_size=4),
+    "allowed_token_ids": TOKEN_IDS, "bad_words": st.lists(st.text(max_size=4), max_size=3),
+    "presence_penalty": st.floats(-2.5, 2.5), "frequency_penalty": st.floats(-2.5, 2.5),
+    "repetition_penalty": st.floats(-0.5, 3), "logprobs": st.booleans() | st.integers(-1, 21),
+    "top_logprobs": st.integers(-1, 21), "prompt_logprobs": st.integers(-1, 21), "echo": st.booleans(),
+    "ignore_eos": st.booleans(), "min_tokens": st.integers(-1, 9), "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(), "return_token_ids": st.booleans(),
+    "return_tokens_as_token_ids": st.booleans(), "truncate_prompt_tokens": st.integers(-2, 9),
+    "truncation_side": st.sampled_from(["left", "right", "up"]), "continue_final_message": st.booleans(),
+    "add_generation_prompt": st.booleans(), "chat_template_kwargs": ANYTHING, "documents": ANYTHING,
+    "priority": NUMBERS, "max_queue_time": st.floats(-1, 100), "cache_salt": st.text(max_size=5),
+    "request_id": st.text(max_size=5), "user": SCALARS, "model": st.sampled_from(["tiny", "tiny", "other", ""]),
+    "stream": st.booleans(), "tools": ANYTHING, "response_format": ANYTHING, "metadata": ANYTHING,
+    "stream_options": st.fixed_dictionaries(
+        {}, optional={"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()}
+    ),
+    "include": st.just(["message.output_text.logprobs"]), "instructions": st.text(max_size=9),
+}  # fmt: skip
+# Mostly as it should be, so that there is an answer now and then.
+FIELDS = {name: st.one_of(likely, likely, likely, ANYTHING) for name, likely in LIKELY.items()}
+BODIES = st.fixed_dictionaries(
+    {
+        "prompt": st.one_of(st.text(max_size=30), TOKEN_IDS, st.lists(st.text(max_size=5), max_size=3), ANYTHING),
+        "messages": st.one_of(MESSAGES, MESSAGES, ANYTHING),
+        "input": st.one_of(st.text(max_size=30), MESSAGES, ANYTHING),
+        "max_tokens": st.one_of(st.integers(0, 8), st.integers(0, 8), SCALARS.filter(lambda x: type(x) is not int)),
+        "max_output_tokens": st.integers(0, 8),
+    },
+    optional=FIELDS,
+)  # fmt: skip
+PLACES = st.sampled_from([*PATHS.values(), "/tokenize", "/detokenize"])
+CONTROLS = settings(
+    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
+)
+
+
+def thin(body, kept):
+    """A few of the optional fields, or hardly a body would be accepted."""
+    required = ("prompt", "messages", "input", "max_tokens", "max_output_tokens")
+    chosen = {name: body[name] for name in required}
+    return chosen | {name: value for name, value in body.items() if name in kept}
+
+
+KEPT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=5)
+
+
+def check_over_http(server, num_bodies):
+    statuses = set()
+    with httpx.Client(base_url=server.url, timeout=300) as client:
+
+        @settings(CONTROLS, max_examples=num_bodies)
+        @given(PLACES, BODIES, KEPT)
+        def send(path, body, kept):
+            # ASCII, as what is half a surrogate pair is then written as well.
+            answer = client.post(
+                path, content=json.dumps(thin(body, kept)), headers={"content-type": "application/json"}
+            )
+            statuses.add(answer.status_code)
+            assert answer.status_code < 500, answer.text
+            if answer.status_code != 200:
+                assert strict_json(answer.content)["error"]["message"]
+            elif answer.headers["content-type"].startswith("text/event-stream"):
+                assert '"error":' not in answer.text
+            else:
+                strict_json(answer.content)
+
+        send()
+    return statuses
+
+
+def check_over_a_socket(server, num_bodies):
+    heard = set()
+    with connect(server.url.replace("http", "ws", 1) + "/v1/ws", max_size=None) as socket:
+
+        @settings(CONTROLS, max_examples=num_bodies)
+        @given(st.sampled_from(list(PATHS)), BODIES, KEPT)
+        def send(endpoint, body, kept):
+            body = thin(body, kept)
+            socket.send(json.dumps({"type": "create", "id": 1, "endpoint": endpoint, "body": body}))
+            while True:
+                message = strict_json(socket.recv(300))
+                heard.add(message["type"])
+                if message["type"] == "error":
+                    assert message["error"]["status"] < 500, message
+                if message["type"] in ("done", "error"):
+                    return
+
+        send()
+    return heard
+
+
+def test_over_http(tiny_server, untouched):
+    assert {200, 400, 404} <= check_over_http(tiny_server, 250)
+
+
+def test_over_a_socket(tiny_server, untouched):
+    assert check_over_a_socket(tiny_server, 150) == {"chunk", "result", "done", "error"}
+
+
+@pytest.mark.heavy
+def test_many(tiny_server, untouched):
+    check_over_http(tiny_server, 5000)
+    check_over_a_socket(tiny_server, 2000)
