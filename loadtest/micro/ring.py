@@ -18,8 +18,9 @@ frame, the engine decodes it, encodes another and sends that back.
 How they wait. Ring, round trip: the frontend sleeps as soon as the ring is empty, in poll on its doorbell, as
 an event loop does in epoll; the engine spins for a moment before it sleeps, as it may while it has work in
 flight. One way: the frontend looks a few dozen times before it sleeps, or it would sleep and be woken for
-every frame, being faster than the engine; when the ring is full the engine sleeps until half of it is free. zmq: both sides block in send and recv (PUSH and
-PULL one way, PAIR for the round trip) and zmq's own I/O threads do the rest, at its default limits.
+every frame, being faster than the engine; when the ring is full the engine sleeps until half of it is free.
+zmq: both sides block in send and recv (PUSH and PULL one way, PAIR for the round trip) and zmq's own I/O
+threads do the rest, at its default limits.
 
 Each process runs on half of the processors of the machine, its I/O thread included, so that the two are never
 put on one processor by chance. Ring and zmq run in the same two processes in turns (ring zmq, zmq ring, …); a

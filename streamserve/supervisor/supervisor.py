@@ -15,7 +15,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from streamserve.bootstrap import STOP_ORDER
@@ -94,6 +95,7 @@ class Supervisor:
         self._frontends: list[Child] = []
         self._epoch = FIRST_EPOCH
         self._is_serving = False
+        self._undelivered: deque[Event] = deque()
 
     def run(self) -> int:
         """Starts, serves and stops; returns the exit code of the server, with no child left."""
@@ -121,7 +123,7 @@ class Supervisor:
         while waiting := [child for child in self._children() if not child.is_ready]:
             if self._clock() >= deadline:
                 raise ChildFailed(self._timed_out(waiting[0]))
-            for event in self._watch.wait(deadline - self._clock()):
+            for event in self._events(deadline - self._clock()):
                 self._handle(event)
         self._is_serving = True
         self._announce()
@@ -140,7 +142,7 @@ class Supervisor:
 
     def _serve(self) -> NoReturn:
         while True:
-            for event in self._watch.wait(None):
+            for event in self._events(None):
                 self._handle(event)
 
     def _handle(self, event: Event) -> None:
@@ -182,23 +184,25 @@ class Supervisor:
             self._terminate(self._children())
             return 0
         logger.info("stopping: open streams may take %g s to finish", self._config.drain_timeout)
-        self._shared.publish(self._epoch, EngineState.DRAINING)
+        has_engine = self._engine is not None and self._engine.returncode is None
+        self._shared.publish(self._epoch, EngineState.DRAINING if has_engine else EngineState.DEAD)
         # While any copy of the socket is open the kernel goes on accepting connections, for nobody.
         self._stop_listening()
         for frontend in self._frontends:
             frontend.send(STOP_ORDER)
-        if not self._await_end(self._frontends, self._config.drain_timeout + DRAIN_MARGIN_S):
+        in_time = self._await_end(self._frontends, self._config.drain_timeout + DRAIN_MARGIN_S)
+        lost = [child for child in self._children() if child.returncode]
+        for child in lost:
+            _complain(f"the {child.name} {child.epitaph()} while streams were finishing")
+        if not in_time:
             logger.warning("a frontend did not finish in time and is killed")
             self._kill(self._frontends)
-        has_lost_engine = self._engine is None or bool(self._engine.returncode)
         self._terminate(self._children())
-        return 1 if has_lost_engine else 0
+        return 1 if lost else 0
 
     def _fail(self, failure: ChildFailed) -> int:
         """Says why, lets the frontends say so to their clients, and stops everything."""
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"streamserve: error: {failure}\n")
-            sys.stderr.flush()
+        _complain(str(failure))
         self._shared.publish(self._epoch, EngineState.DEAD)
         if self._is_serving and self._engine is not None and self._engine.returncode is not None:
             self._await_end(self._frontends, self._config.engine_failure_grace)
@@ -230,7 +234,7 @@ class Supervisor:
         while any(child.returncode is None for child in children):
             if self._clock() >= deadline:
                 return False
-            for event in self._watch.wait(deadline - self._clock()):
+            for event in self._events(deadline - self._clock()):
                 match event:
                     case Signalled(number) if not is_final:
                         raise ForcedStop(number)
@@ -238,5 +242,19 @@ class Supervisor:
                         self._shared.publish(self._epoch, EngineState.DEAD)
         return True
 
+    def _events(self, timeout_s: float | None) -> Iterator[Event]:
+        """What happens next; events that an exception kept from being handled come first."""
+        if not self._undelivered:
+            self._undelivered.extend(self._watch.wait(timeout_s))
+        while self._undelivered:
+            yield self._undelivered.popleft()
+
     def _children(self) -> list[Child]:
         return ([self._engine] if self._engine else []) + self._frontends
+
+
+def _complain(message: str) -> None:
+    """The one line that says what went wrong."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"streamserve: error: {message}\n")
+        sys.stderr.flush()

@@ -275,3 +275,27 @@ def test_a_signal_does_not_hide_an_end_of_the_same_moment(world: World) -> None:
     first, second = world.frontends
     world.serving().then(signals(TERM), ends(first)).then(ends(second)).then(ends(world.engine_child))
     assert world.run() == 0
+
+
+def test_an_end_that_comes_with_a_signal_is_not_lost(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, (first, second) = world.engine_child, world.frontends
+    world.serving().then(signals(TERM), ends(engine, -KILL)).then(ends(first), ends(second))
+    assert world.run() == 1
+    assert "DEAD" in world.after("announce")
+    assert "the engine ended with -9 while streams were finishing" in capsys.readouterr().err
+
+
+def test_two_signals_that_come_together_are_two(world: World) -> None:
+    world.serving().then(signals(TERM), signals(TERM))
+    assert world.run() == 128 + TERM
+
+
+def test_a_frontend_killed_during_the_drain_is_no_clean_exit(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, (first, second) = world.engine_child, world.frontends
+    world.serving().then(signals(TERM)).then(ends(first, -KILL), ends(second)).then(ends(engine))
+    assert world.run() == 1
+    assert "the frontend 0 ended with -9" in capsys.readouterr().err
