@@ -8,7 +8,7 @@ PY = PYTHONPATH="$(CURDIR)" .venv/bin/python
 BENCHES = $(basename $(notdir $(shell grep -l '__main__' loadtest/micro/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-smollm2 test-heavy check check-format check-lint check-types check-imports \
+.PHONY: help serve test test-smollm2 test-heavy test-clients check check-format check-lint check-types check-imports \
 	check-shape format bench lock clean
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make test          the tests (ARGS="tests/ipc -x" for some of them)'
 	@echo 'make test-smollm2  the tests on the real SmolLM2-135M-Instruct'
 	@echo 'make test-heavy    the tests that take minutes'
+	@echo 'make test-clients  the tests with the clients of others, in Python and node'
 	@echo 'make check         format, lint, types, imports, shape: what CI wants'
 	@echo 'make format        put the code in the form that make check wants'
 	@echo 'make bench         the micro-benchmarks'
@@ -38,6 +39,10 @@ test-smollm2:
 test-heavy:
 	@scripts/setup_env.sh test bench
 	$(PY) -m pytest -m heavy $(ARGS)
+
+test-clients:
+	@scripts/setup_env.sh test clients
+	$(PY) -m pytest -m clients $(ARGS)
 
 check: check-format check-lint check-types check-imports check-shape
 

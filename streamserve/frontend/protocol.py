@@ -3,6 +3,10 @@
 The parser itself puts no bound on header lines or on the time they take, so one connection could hold any
 amount of memory. Everything behind the head (body size and time, slow readers) is limited by the application,
 except for a body that goes on after its answer: nobody reads that any more.
+
+One request at a time: what a client sends while its answer is still being written is not read, and the
+connection closes after that answer. uvicorn's own pipelining notices a lost connection only for the newest
+request, so an older one would run on for nobody; and nothing else may be written into the middle of an answer.
 """
 
 from __future__ import annotations
@@ -50,6 +54,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         # Runs while the rest of a body comes that was answered before its end.
         self._rest_timer: asyncio.TimerHandle | None = None
+        # Whether a head began in the bytes that came last.
+        self._has_begun = False
+        # Whether nothing more is read: the connection closes after the answer that is being written.
+        self._is_deaf = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection is open; its first request's head must come soon."""
@@ -64,18 +72,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        super().data_received(data)
-        if self._head_bytes is None or self.transport.is_closing():
+        if self._is_deaf:
             return
-        # Between two requests of a kept connection nothing has come, and uvicorn's own timer runs.
+        self._has_begun = False
+        super().data_received(data)
+        if self._head_bytes is None or self._has_begun or self._is_deaf or self.transport.is_closing():
+            return
+        # Whole lines are counted as they come; this is for one that never ends. Between two requests of a
+        # kept connection nothing has come, and uvicorn's own timer runs.
         self._head_bytes += len(data)
         if self._head_bytes > self._limits.max_bytes:
             self._refuse(431, "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         """A request's first byte came."""
+        if self._is_answering():
+            self._go_deaf()
+            raise httptools.HttpParserError("a request before the last one was answered")
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes, self._has_begun = 0, True
         if self._head_timer is None:
             self._start_head_timer()
         extensions: dict[str, Any] = {
@@ -123,8 +138,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, or a head that is over a limit, and closes."""
-        if not self.transport.is_closing():
+        if self._is_answering():
+            self._go_deaf()
+        elif not self.transport.is_closing():
             self._refuse(400, msg)
+
+    def _is_answering(self) -> bool:
+        """Whether an answer is being made or written for a request that has come whole."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        return bool(cycle.response_started or not cycle.more_body)
+
+    def _go_deaf(self) -> None:
+        self._is_deaf = True
+        self._stop_head_timer()
+        self.cycle.keep_alive = False
 
     def _check(self, is_within_limits: bool) -> None:
         if not is_within_limits:

@@ -79,8 +79,9 @@ class FrontendServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to stop accepting."""
-        if self._service.draining.is_set() and not self._service.client.num_live:
-            self.should_exit = True
+        if self._service.draining.is_set():
+            is_over = asyncio.get_running_loop().time() >= self._deadline_s
+            self.should_exit = self.should_exit or is_over or not self._service.client.num_live
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -196,7 +196,11 @@ def test_what_a_benchmark_sends_is_accepted(tiny_server):
     completion = {**common, "prompt": "Go on", "max_tokens": 10, "logprobs": None, "best_of": 1}
     message = {"role": "user", "content": [{"type": "text", "text": "Go on"}]}
     chat = {**common, "messages": [message], "max_completion_tokens": 10, "logprobs": True, "top_logprobs": 0}
-    for endpoint, body in ((COMPLETION, completion), (COMPLETION, {**completion, "logprobs": 1}), (CHAT, chat)):
+    for endpoint, body in (
+        (COMPLETION, completion),
+        (COMPLETION, {**completion, "logprobs": 1}),
+        (CHAT, chat),
+    ):
         heard = ask(tiny_server.url, endpoint, SSE, body)
         assert heard.usage["completion_tokens"] == 10
         assert heard.only.reason == "length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import httpx
 import pytest
@@ -53,7 +54,7 @@ LIKELY = {
     "add_generation_prompt": st.booleans(), "chat_template_kwargs": ANYTHING, "documents": ANYTHING,
     "priority": NUMBERS, "max_queue_time": st.floats(-1, 100), "cache_salt": st.text(max_size=5),
     "request_id": st.text(max_size=5), "user": SCALARS, "model": st.sampled_from(["tiny", "tiny", "other", ""]),
-    "stream": st.booleans(), "tools": ANYTHING, "response_format": ANYTHING, "metadata": ANYTHING,
+    "tools": ANYTHING, "response_format": ANYTHING, "metadata": ANYTHING,
     "stream_options": st.fixed_dictionaries(
         {}, optional={"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()}
     ),
@@ -61,34 +62,37 @@ LIKELY = {
 }  # fmt: skip
 # Mostly as it should be, so that there is an answer now and then.
 FIELDS = {name: st.one_of(likely, likely, likely, ANYTHING) for name, likely in LIKELY.items()}
-BODIES = st.fixed_dictionaries(
-    {
-        "prompt": st.one_of(st.text(max_size=30), TOKEN_IDS, st.lists(st.text(max_size=5), max_size=3), ANYTHING),
-        "messages": st.one_of(MESSAGES, MESSAGES, ANYTHING),
-        "input": st.one_of(st.text(max_size=30), MESSAGES, ANYTHING),
-        "max_tokens": st.one_of(st.integers(0, 8), st.integers(0, 8), SCALARS.filter(lambda x: type(x) is not int)),
-        "max_output_tokens": st.integers(0, 8),
-    },
-    optional=FIELDS,
-)  # fmt: skip
+GOOD_MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": st.text(max_size=20)}),
+    min_size=1,
+    max_size=3,
+)
+WORDS = st.text(min_size=1, max_size=30)
+REQUIRED = {
+    "prompt": st.one_of(WORDS, WORDS, WORDS, TOKEN_IDS, st.lists(WORDS, max_size=3), ANYTHING),
+    "messages": st.one_of(GOOD_MESSAGES, GOOD_MESSAGES, GOOD_MESSAGES, MESSAGES, ANYTHING),
+    "input": st.one_of(WORDS, WORDS, GOOD_MESSAGES, MESSAGES, ANYTHING),
+    "max_tokens": st.one_of(*[st.integers(1, 8)] * 4, st.floats() | st.text(max_size=2) | st.none()),
+    "max_output_tokens": st.integers(1, 8),
+    "stream": st.one_of(*[st.booleans()] * 4, SCALARS),
+}
+BODIES = st.fixed_dictionaries(REQUIRED, optional=FIELDS)
 PLACES = st.sampled_from([*PATHS.values(), "/tokenize", "/detokenize"])
 CONTROLS = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
 )
 
 
+KEPT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=4)
+
+
 def thin(body, kept):
     """A few of the optional fields, or hardly a body would be accepted."""
-    required = ("prompt", "messages", "input", "max_tokens", "max_output_tokens")
-    chosen = {name: body[name] for name in required}
-    return chosen | {name: value for name, value in body.items() if name in kept}
-
-
-KEPT = st.sets(st.sampled_from(sorted(FIELDS)), max_size=5)
+    return {name: value for name, value in body.items() if name in kept or name in REQUIRED}
 
 
 def check_over_http(server, num_bodies):
-    statuses = set()
+    statuses = Counter()
     with httpx.Client(base_url=server.url, timeout=300) as client:
 
         @settings(CONTROLS, max_examples=num_bodies)
@@ -98,7 +102,7 @@ def check_over_http(server, num_bodies):
             answer = client.post(
                 path, content=json.dumps(thin(body, kept)), headers={"content-type": "application/json"}
             )
-            statuses.add(answer.status_code)
+            statuses[answer.status_code] += 1
             assert answer.status_code < 500, answer.text
             if answer.status_code != 200:
                 assert strict_json(answer.content)["error"]["message"]
@@ -112,7 +116,7 @@ def check_over_http(server, num_bodies):
 
 
 def check_over_a_socket(server, num_bodies):
-    heard = set()
+    heard = Counter()
     with connect(server.url.replace("http", "ws", 1) + "/v1/ws", max_size=None) as socket:
 
         @settings(CONTROLS, max_examples=num_bodies)
@@ -122,7 +126,7 @@ def check_over_a_socket(server, num_bodies):
             socket.send(json.dumps({"type": "create", "id": 1, "endpoint": endpoint, "body": body}))
             while True:
                 message = strict_json(socket.recv(300))
-                heard.add(message["type"])
+                heard[message["type"]] += 1
                 if message["type"] == "error":
                     assert message["error"]["status"] < 500, message
                 if message["type"] in ("done", "error"):
@@ -133,11 +137,15 @@ def check_over_a_socket(server, num_bodies):
 
 
 def test_over_http(tiny_server, untouched):
-    assert {200, 400, 404} <= check_over_http(tiny_server, 250)
+    statuses = check_over_http(tiny_server, 250)
+    assert statuses[200] > 25, statuses
+    assert statuses[400] > 25, statuses
 
 
 def test_over_a_socket(tiny_server, untouched):
-    assert check_over_a_socket(tiny_server, 150) == {"chunk", "result", "done", "error"}
+    heard = check_over_a_socket(tiny_server, 150)
+    assert heard["done"] > 15, heard
+    assert heard["error"] > 15, heard
 
 
 @pytest.mark.heavy

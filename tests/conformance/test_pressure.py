@@ -153,8 +153,10 @@ def test_dropped_streams_are_counted_as_that(cramped_server):
         return number_of(text, "vllm:request_success_total", **labels)
 
     wait_until(
-        lambda: count(metrics(cramped_server), finished_reason="abort")
-        == count(before, finished_reason="abort") + 5,
+        lambda: (
+            count(metrics(cramped_server), finished_reason="abort")
+            == count(before, finished_reason="abort") + 5
+        ),
         "five more are counted as aborted",
     )
     after = metrics(cramped_server)

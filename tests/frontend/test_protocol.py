@@ -139,3 +139,56 @@ async def test_a_declared_body_over_the_limit_is_not_waited_for(url: str) -> Non
 async def test_a_connection_is_used_again(url: str) -> None:
     said = await exchange(url, [GET + b"\r\n", GET + b"connection: close\r\n\r\n"])
     assert said.count(b"HTTP/1.1 200") == 2
+
+
+def post(body: bytes, path: bytes = b"/v1/completions") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (path, len(body)) + body
+
+
+STREAM = b'{"prompt":"go on","max_tokens":3,"stream":true}'
+WHOLE = b'{"prompt":"go on","max_tokens":100}'
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /he",
+        b"\xff\xfegarbage\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"a" * 90_000,
+    ],
+    ids=["another request", "half a head", "no HTTP", "a head over the limit"],
+)
+async def test_nothing_is_written_into_an_answer(run_harness: Any, more: bytes) -> None:
+    async with run_harness() as frontend, frontend.served(head_timeout=0.2) as url:
+        frontend.engine.is_automatic = False
+        exchanged = asyncio.ensure_future(exchange(url, [post(STREAM), more]))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+        frontend.engine.step()
+        await asyncio.sleep(0.5)
+        frontend.engine.is_automatic = True
+        frontend.engine.step()
+        said = await exchanged
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert b"data: [DONE]" in said
+        assert said.endswith(b"0\r\n\r\n")
+
+
+async def test_a_client_that_left_is_noticed_behind_a_second_request(run_harness: Any) -> None:
+    async with run_harness() as frontend, frontend.served() as url:
+        frontend.engine.is_automatic = False
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(WHOLE) + GET + b"\r\n" + post(WHOLE))
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+        writer.transport.abort()
+        await frontend.engine.until(lambda: len(frontend.engine.aborts) == 1)
+        assert len(frontend.engine.adds) == 1
+
+
+async def test_a_big_body_and_the_next_head_in_one_piece(url: str) -> None:
+    """The bytes of a body are none of the head behind it."""
+    refused = post(b'{"prompt":"' + b"x" * 100_000 + b'","n":-1}')
+    said = await exchange(url, [refused, GET + b"connection: close\r\n\r\n"])
+    assert status_of(said) == 400

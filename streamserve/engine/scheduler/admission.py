@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from streamserve.engine.scheduler.kv_cache import KVCache
 from streamserve.engine.scheduler.limits import SchedulerLimits
 from streamserve.engine.scheduler.policy import RequestQueue
+from streamserve.engine.scheduler.sharing import newcomer_share
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import RequestTable
 from streamserve.engine.step import Join
@@ -67,8 +68,28 @@ class Admission:
         self._queue = queue
         self._blocked: _Blocked | None = None
 
-    def admit(self, budget: int, step: int) -> tuple[list[Join], list[int]]:
-        """Admits what fits into `budget` tokens of step `step`: the joins, and how many tokens each runs."""
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody waits who could come in, if the budget has something left for it.
+
+        Ask before the running requests get their blocks. To give them those changes nothing, since they were
+        promised, unless memory is so short that nobody is admitted.
+        """
+        if not (self._table.num_free and len(self._queue)):
+            return False
+        self._queue.update()
+        request = self._queue.peek()
+        return request is not None and not self._is_still_blocked(request, self._spare_blocks())
+
+    def admit(self, budget: int, step: int, *, is_shared: bool) -> tuple[list[Join], list[int]]:
+        """Admits requests to step `step`: the joins, and how many tokens each runs.
+
+        Args:
+            budget: tokens of the step that are left.
+            step: its number.
+            is_shared: a running request runs more than one token in it.
+        """
+        whole = self._limits.max_num_batched_tokens
         joins: list[Join] = []
         counts: list[int] = []
         if budget > 0 and self._table.num_free and len(self._queue):
@@ -79,7 +100,10 @@ class Admission:
                 if hits is None:
                     break
                 spare -= self._need(request, hits) + 1
-                join, count = self._seat(request, hits, budget, step)
+                is_followed = len(self._queue) > 1 and self._table.num_free > 1
+                most = newcomer_share(budget, whole, is_followed=is_followed, is_shared=is_shared)
+                join, count = self._seat(request, hits, most, step)
+                is_shared |= count > 1
                 joins.append(join)
                 counts.append(count)
                 budget -= count
@@ -104,12 +128,8 @@ class Admission:
 
         When nothing runs, all blocks are free and any accepted request fits, so nobody waits for ever.
         """
-        blocked = self._blocked
-        if blocked is not None and blocked.request is request and self._table.num_running:
-            # To look a long prompt up again in every step would cost too much; these alone change the answer.
-            found_more = blocked.missing_hash is not None and blocked.missing_hash in self._kv.prefix
-            if blocked.need > spare and not found_more:
-                return None
+        if self._is_still_blocked(request, spare):
+            return None
         hits = self._kv.match(request)
         need = self._need(request, hits)
         if need > spare and self._table.num_running:
@@ -119,12 +139,21 @@ class Admission:
         self._blocked = None
         return hits
 
-    def _seat(self, request: Request, hits: list[int], budget: int, step: int) -> tuple[Join, int]:
+    def _is_still_blocked(self, request: Request, spare: int) -> bool:
+        """Whether `request` had to wait for memory before, and nothing has changed that."""
+        blocked = self._blocked
+        if blocked is None or blocked.request is not request or not self._table.num_running:
+            return False
+        # To look a long prompt up again in every step would cost too much; these alone change the answer.
+        found_more = blocked.missing_hash is not None and blocked.missing_hash in self._kv.prefix
+        return blocked.need > spare and not found_more
+
+    def _seat(self, request: Request, hits: list[int], most: int, step: int) -> tuple[Join, int]:
         limits, table = self._limits, self._table
         tokens = request.tokens
         computed = len(hits) * limits.block_size
         lacking = len(tokens) - computed
-        count = min(lacking, budget, limits.long_prefill_token_threshold or budget)
+        count = min(lacking, most, limits.long_prefill_token_threshold or most)
         is_first = request.state is State.WAITING
         if is_first:
             self._count_first(request, computed)

@@ -2,6 +2,10 @@
 
 Only full blocks are ever shared, and a request writes only behind its shared ones, so nothing is copied on
 write.
+
+A reset begins a new generation. K and V rest on all that stands before them, so a request that began in an
+older generation has nothing to share, however long it still runs; it is of the new one only when it takes a
+slot again, with nothing but what was found or is computed since.
 """
 
 from __future__ import annotations
@@ -26,12 +30,16 @@ class KVCache:
         limits: sizes.
         hasher: hashes the blocks that generated tokens complete.
         table: holds the block tables.
+
+    Attributes:
+        generation: how many resets there were.
     """
 
     def __init__(self, limits: SchedulerLimits, hasher: BlockHasher, table: RequestTable) -> None:
         assert hasher.block_size == limits.block_size, (hasher.block_size, limits.block_size)
         self.prefix = PrefixCache(limits.num_blocks)
         self.pool = BlockPool(limits.num_blocks, self.prefix)
+        self.generation = 0
         self.caches_prefixes = limits.enable_prefix_caching
         self._hasher = hasher
         self._block_size = limits.block_size
@@ -56,6 +64,7 @@ class KVCache:
             self.pool.share(block)
         self._table.add_blocks(slot, blocks)
         self._table.num_computed[slot] = len(blocks) * self._block_size
+        self._table.generation[slot] = self.generation
 
     def grow(self, slot: int, num_blocks: int) -> list[int]:
         """Appends `num_blocks` free blocks to the block table of `slot` and returns them."""
@@ -73,13 +82,20 @@ class KVCache:
         return rows.astype(np.int32), blocks
 
     def publish(self, slots: Slots, before: Counts, after: Counts) -> None:
-        """Makes findable what each slot filled, going from `before` to `after` computed tokens. Hot."""
+        """Makes findable what each slot filled, going from `before` to `after` computed tokens. Hot.
+
+        Slots of an older generation are left out.
+        """
         first = before // self._block_size
         num_blocks = after // self._block_size - first
         (full,) = num_blocks.nonzero()
         if not len(full):
             return
         table = self._table
+        if self.generation:
+            full = full[table.generation[slots[full]] == self.generation]
+            if not len(full):
+                return
         rows, indices = _spread(slots[full], first[full], num_blocks[full])
         blocks = table.blocks[rows, indices].tolist()
         # One gather for all: each of these slots lives in another corner of the memory.
@@ -93,6 +109,11 @@ class KVCache:
                 hashes.append(self._hasher.extend(parent, tokens[row]))
             self.prefix.insert(hashes[index], blocks[row])
 
+    def reset(self) -> None:
+        """Nothing that was computed, or is computed from it later on, can be found any more."""
+        self.prefix.clear()
+        self.generation += 1
+
     def release(self, slot: int) -> None:
         """Gives the blocks of `slot` back, last first, so that the beginning stays findable the longest."""
         for block in reversed(self._table.block_row(slot).tolist()):
@@ -103,6 +124,7 @@ class KVCache:
         """Asserts that every user of a block is a block table, and that the parts are whole."""
         self.pool.check_integrity()
         self.prefix.check_integrity()
+        assert (self._table.generation[self._table.order] <= self.generation).all(), self.generation
         users = Counter(
             block for slot in self._table.order.tolist() for block in self._table.block_row(slot).tolist()
         )

@@ -12,7 +12,8 @@ class SchedulerLimits:
     Attributes:
         max_num_seqs: most requests that run at the same time (slots).
         max_num_batched_tokens: most tokens in a step, all requests together.
-        long_prefill_token_threshold: most tokens of one request in a step; 0 leaves it to the budget.
+        long_prefill_token_threshold: most tokens of one request in a step; 0 leaves it to how the budget is
+            shared (streamserve.engine.scheduler.sharing).
         num_blocks: blocks in the KV cache.
         block_size: tokens in a block.
         max_model_len: most tokens of a request, prompt and output together.

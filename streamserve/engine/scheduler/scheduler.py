@@ -21,6 +21,7 @@ from streamserve.engine.scheduler.kv_cache import KVCache
 from streamserve.engine.scheduler.limits import SchedulerLimits
 from streamserve.engine.scheduler.output import PromptRows, SchedulerStatistics, StepOutput
 from streamserve.engine.scheduler.policy import make_queue
+from streamserve.engine.scheduler.sharing import share_budget
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
 from streamserve.engine.step import Join, StepDiff, StepResult
@@ -175,7 +176,8 @@ class Scheduler:
         join_counts: list[int] = []
         if not self._growth.was_short:
             budget = self._limits.max_num_batched_tokens - int(counts.sum())
-            joins, join_counts = self._admission.admit(budget, self._step + 1)
+            is_shared = last is None and bool((counts > 1).any())
+            joins, join_counts = self._admission.admit(budget, self._step + 1, is_shared=is_shared)
         if last is not None and not joins:
             return self._repeat(last)
         if len(slots) or joins:
@@ -215,11 +217,12 @@ class Scheduler:
         return output
 
     def reset_prefix_cache(self) -> bool:
-        """Makes every block unfindable, also those in use, which stay with who uses them.
+        """From now on only what is computed by requests that take a slot after this can be found.
 
-        False if prefix caching is off.
+        Requests that run keep their blocks and go on with them, but nobody will share what they computed or
+        still compute. One that is preempted begins anew. False if prefix caching is off.
         """
-        self._kv.prefix.clear()
+        self._kv.reset()
         return self._kv.caches_prefixes
 
     def statistics(self) -> SchedulerStatistics:
@@ -252,16 +255,15 @@ class Scheduler:
     def _bring_forward(self) -> tuple[Slots, Counts]:
         """The running requests and how many tokens each of them runs, after those who had to give way.
 
-        Each runs one token at least. The budget leaves nobody out: nobody asks for more from step to step,
-        and another is let in behind only when all got what they asked for and the budget had more than that.
+        Each runs one token at least (streamserve.engine.scheduler.sharing). The budget has that many: another
+        is let in only when it has something left beyond what the running ones run.
         """
         limits, table = self._limits, self._table
         slots = table.order
         counts = table.num_tokens[slots] - table.num_computed[slots]
         if limits.long_prefill_token_threshold:
             counts = np.minimum(counts, limits.long_prefill_token_threshold)
-        before = np.cumsum(counts) - counts
-        counts = np.clip(limits.max_num_batched_tokens - before, 0, counts)
+        counts = share_budget(counts, limits.max_num_batched_tokens, keeps_seat=self._admission.is_open)
         slots, counts = self._growth.grow(slots, counts)
         assert counts.all(), (slots, counts)
         return slots, counts

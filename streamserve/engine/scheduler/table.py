@@ -34,6 +34,7 @@ class RequestTable:
         num_computed: int64, how many of them have their K and V in the cache.
         capacity: int64, tokens that the block table has room for; endless for a free slot.
         joined_step: int64, the step in which the request took the slot.
+        generation: int64, of the prefix cache when the request took the slot (see `KVCache`).
         priority: int64, arrival: int64, for choosing whom to preempt.
         stream, frontend: whose the tokens are.
         num_added, num_cached: int64, uint32, see `Request`.
@@ -55,6 +56,7 @@ class RequestTable:
         self.num_computed = np.zeros(rows, dtype=np.int64)
         self.capacity = np.full(rows, BEYOND, dtype=np.int64)
         self.joined_step = np.full(rows, _NEVER, dtype=np.int64)
+        self.generation = np.zeros(rows, dtype=np.int64)
         self.priority = np.zeros(rows, dtype=np.int64)
         self.arrival = np.zeros(rows, dtype=np.int64)
         self.stream = np.zeros(rows, dtype=np.uint64)

@@ -164,7 +164,7 @@ def test_a_request_that_was_preempted_after_a_reset_is_findable_again():
     harness.run()
     assert harness.scheduler.statistics().preemptions > 0
     stayed, returned = streams
-    for stream, cached in ((stayed, 0), (returned, 48)):
+    for stream, cached in ((returned, 48), (stayed, 0)):
         turn = [*harness.streams[stream].prompt, *harness.streams[stream].tokens]
         again = harness.add(turn, max_tokens=1)
         harness.step()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness, limits, prompt
 
 from streamserve.engine.scheduler import SchedulerLimits
+from streamserve.engine.scheduler.sharing import share_budget
 
 BUDGET = 512
 SIZES = limits(
@@ -116,7 +118,25 @@ def test_nothing_is_kept_for_those_who_could_not_come_in():
     harness.add(prompt(200, 2), max_tokens=1)
     harness.run()
     # Memory is: that is known once the first of the queue has been tried.
-    assert [sum(diff.num_tokens) for diff in harness.diffs] == [32, 64, 64, 40] + [64, 64, 64, 8]
+    assert [sum(diff.num_tokens) for diff in harness.diffs] == [32, 64, 64, 40, 64, 64, 64, 8]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    wanted=st.lists(st.sampled_from([1, 1, 2, 5, 40, 8000]), max_size=40),
+    extra=st.integers(0, 600),
+    keeps_seat=st.booleans(),
+)
+def test_shares(wanted, extra, keeps_seat):
+    budget = len(wanted) + extra
+    counts = share_budget(np.array(wanted, dtype=np.int64), budget, keeps_seat=keeps_seat).tolist()
+    assert all(1 <= count <= want for count, want in zip(counts, wanted, strict=True))
+    assert sum(counts) <= budget - (keeps_seat and extra > 0)
+    num_reading = sum(want > 1 for want in wanted)
+    if num_reading + keeps_seat > 1:
+        assert all(count - 1 <= extra // 2 for count in counts)
+    else:
+        assert sum(counts) == min(sum(wanted), budget)
 
 
 @st.composite

@@ -1,0 +1,84 @@
+"""The engine dies in the middle of everything: each path says so as an error, and none as a success."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import signal
+import threading
+
+import httpx
+import psutil
+import pytest
+from server import PATIENCE_S, RunningServer, load, wait_until
+from ways_in import ALL_WAYS, CHAT, COMPLETION, RESPONSE, Refused, ask, prompt
+
+ARGUMENTS = (
+    "--dtype=float32",
+    "--served-model-name=tiny",
+    "--num-gpu-blocks-override=4000",
+    "--max-num-seqs=32",
+)
+LONG = {"model": "tiny", "max_tokens": 30_000, "ignore_eos": True}
+
+
+@pytest.fixture
+def server(tiny_model):
+    server = RunningServer(str(tiny_model), *ARGUMENTS, "--engine-failure-grace=60")
+    yield server.wait_ready()
+    if server.process.poll() is None:
+        server.stop(signal.SIGKILL)
+
+
+def outcome(server, way, body):
+    endpoint, transport = way
+    try:
+        return ask(server.url, endpoint, transport, {**LONG, **prompt(endpoint, "Go on"), **body})
+    except Refused as refused:
+        return refused
+
+
+def test_everybody_is_told(server):
+    ways = [
+        *((way, {}) for way in ALL_WAYS),
+        *((way, {"n": 2}) for way in ALL_WAYS if way[0] != RESPONSE),
+        *((way, {"logprobs": True if way[0] == CHAT else 2}) for way in ALL_WAYS if way[0] in (CHAT, COMPLETION)),
+    ]  # fmt: skip
+    descendants = psutil.Process(server.process.pid).children(recursive=True)
+    with concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:
+        futures = [pool.submit(outcome, server, way, body) for way, body in ways]
+        wait_until(lambda: load(server)["running"] >= 30, "most of them run")
+        server.engine.send_signal(signal.SIGKILL)
+        outcomes = [future.result(60) for future in futures]
+        for (way, _), found in zip(ways, outcomes, strict=True):
+            assert isinstance(found, Refused), f"{way} ended like a success"
+            assert found.is_late or found.status == 503, (way, found)
+            assert found.error["code"] == "engine_unavailable", (way, found)
+        assert any(found.is_late for found in outcomes)
+        for way in ALL_WAYS:
+            late = outcome(server, way, {"max_tokens": 3})
+            assert isinstance(late, Refused), way
+            assert (late.status, late.is_late) == (503, False)
+    for path in ("/health", "/ready"):
+        assert httpx.get(server.url + path, timeout=PATIENCE_S).status_code == 503
+    assert server.stop() not in (0, -signal.SIGTERM)
+    assert "Traceback" not in server.output
+    psutil.wait_procs(descendants, timeout=60)
+    assert not any(process.is_running() for process in descendants)
+
+
+def test_a_clean_end_leaves_no_word_of_leaks(tiny_model):
+    server = RunningServer(str(tiny_model), *ARGUMENTS, "--drain-timeout=2").wait_ready()
+    done = threading.Event()
+
+    def stream():
+        outcome(server, (COMPLETION, "sse"), {})
+        done.set()
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    wait_until(lambda: load(server)["running"] == 1, "it runs")
+    assert server.stop() == 0
+    thread.join(60)
+    assert done.is_set()
+    for word in ("resource_tracker", "leaked", "exported pointers", "Traceback", "BufferError"):
+        assert word not in server.output
