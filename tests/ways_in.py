@@ -1,7 +1,7 @@
 """One request over every endpoint and every transport, read strictly, told in one form.
 
-Whoever reads a stream here checks all that holds for any stream: so each test that asks over the `WAYS` checks
-it too.
+Whoever reads a stream here checks all that holds for any stream: so each test that asks over the `WAYS`
+checks it too.
 """
 
 from __future__ import annotations
@@ -225,9 +225,11 @@ def _response(heard: Heard, document: dict[str, Any]) -> Heard:
 
 
 def _response_stream(events: list[dict[str, Any]]) -> Heard:
+    problem = events.pop()["error"] if "error" in events[-1] else None
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    if events[-1]["type"] == "error":
-        raise Refused(0, events[-1]["error"], is_late=True)
+    if problem is not None:
+        assert events[-1]["type"] == "response.failed"
+        raise Refused(0, problem, is_late=True)
     document = events[-1]["response"]
     heard = _response(Heard(document["id"], chunks=events), document)
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]

@@ -54,8 +54,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         # Runs while the rest of a body comes that was answered before its end.
         self._rest_timer: asyncio.TimerHandle | None = None
-        # Whether a head began in the bytes that came last.
-        self._has_begun = False
+        # Whether a request ended in the bytes that came last, so that not all of them are of the next head.
+        self._has_ended = False
         # Whether nothing more is read: the connection closes after the answer that is being written.
         self._is_deaf = False
 
@@ -74,9 +74,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Bytes came."""
         if self._is_deaf:
             return
-        self._has_begun = False
+        self._has_ended = False
         super().data_received(data)
-        if self._head_bytes is None or self._has_begun or self._is_deaf or self.transport.is_closing():
+        if self._head_bytes is None or self._has_ended or self._is_deaf or self.transport.is_closing():
             return
         # Whole lines are counted as they come; this is for one that never ends. Between two requests of a
         # kept connection nothing has come, and uvicorn's own timer runs.
@@ -90,7 +90,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._go_deaf()
             raise httptools.HttpParserError("a request before the last one was answered")
         super().on_message_begin()
-        self._head_bytes, self._has_begun = 0, True
+        self._head_bytes = 0
         if self._head_timer is None:
             self._start_head_timer()
         extensions: dict[str, Any] = {
@@ -127,6 +127,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is whole."""
+        self._has_ended = True
         self._stop_rest_timer()
         super().on_message_complete()
 

@@ -9,8 +9,8 @@ import aiohttp
 import httpx
 import pytest
 from server import wait_idle
-from websockets.asyncio.client import connect
 from ways_in import sse_data
+from websockets.asyncio.client import connect
 
 pytestmark = pytest.mark.clients
 BODY = {
@@ -40,8 +40,8 @@ async def test_aiohttp_line_by_line(tiny_server, text):
         session.post(tiny_server.url + PATH, json=STREAM) as response,
     ):
         assert response.status == 200
-        async for line in response.content:
-            line = line.decode().strip()
+        async for raw in response.content:
+            line = raw.decode().strip()
             if not line or line.startswith(":"):
                 continue
             # As benchmark tools have it.
@@ -116,11 +116,11 @@ async def test_websockets_with_and_without_compression(tiny_server, text):
     for compression in ("deflate", None):
         url = tiny_server.url.replace("http", "ws", 1) + "/v1/ws"
         async with connect(url, compression=compression) as socket:
-            message = {"type": "create", "id": "a", "endpoint": "chat.completions", "body": STREAM}
-            await socket.send(json.dumps(message))
+            create = {"type": "create", "id": "a", "endpoint": "chat.completions", "body": STREAM}
+            await socket.send(json.dumps(create))
             chunks = []
-            async for heard in socket:
-                heard = json.loads(heard)
+            async for message in socket:
+                heard = json.loads(message)
                 if heard["type"] == "done":
                     break
                 chunks.append(heard["chunk"])

@@ -19,9 +19,8 @@ MAX_GROWTH_BYTES = 30 * 2**20
 
 
 def completion(max_tokens=20_000, **more):
-    return {
-        "model": "tiny", "prompt": "Go on", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **more
-    }  # fmt: skip
+    body = {"model": "tiny", "prompt": "Go on", "max_tokens": max_tokens, "ignore_eos": True}
+    return {**body, **more}
 
 
 def request(body, path="/v1/completions"):
@@ -53,7 +52,7 @@ CREATE = {"type": "create", "endpoint": "completions"}
 MESSAGES = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 20_000, "ignore_eos": True}
 LONG = [5 + number % 400 for number in range(6000)]
 # What is sent, and whether something is read before the connection is dropped. With a hundred at a time and
-# sixteen that run, most of those that ask are dropped in the queue and some in prefill, or while they are told.
+# sixteen that run, most of those that ask are dropped in the queue, some in prefill, or while they are told.
 STATES = {
     "connected": (b"", False),
     "half a head": (request(completion())[:40], False),
@@ -102,7 +101,7 @@ def drop_batch(server, sizes):
             connection.sendall(sent)
             if is_read:
                 told[connection] = state
-        # Those that run fill most places, with others behind them: all are dropped in the middle of something.
+        # Those that run fill most places, with others behind them.
         wait_until(lambda: load(server)["running"] >= 10 and load(server)["waiting"] > 0, "they queue")
         ready, _, _ = select.select(list(told), [], [], PATIENCE_S)
         assert ready

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from websockets.sync.client import connect
 from ways_in import PATHS, strict_json
+from websockets.sync.client import connect
 
 NUMBERS = st.one_of(
     st.integers(-3, 40),
@@ -42,7 +42,8 @@ LIKELY = {
     "n": st.integers(-1, 4), "best_of": st.integers(-1, 4), "temperature": st.floats(-0.5, 2.5),
     "top_p": st.floats(-0.1, 1.1), "top_k": st.integers(-2, 600), "min_p": st.floats(-0.1, 1.1),
     "seed": NUMBERS, "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=5),
-    "stop_token_ids": TOKEN_IDS, "logit_bias": st.dictionaries(st.integers(-1, 513).map(str), NUMBERS, max_size=4),
+    "stop_token_ids": TOKEN_IDS,
+    "logit_bias": st.dictionaries(st.integers(-1, 513).map(str), NUMBERS, max_size=4),
     "allowed_token_ids": TOKEN_IDS, "bad_words": st.lists(st.text(max_size=4), max_size=3),
     "presence_penalty": st.floats(-2.5, 2.5), "frequency_penalty": st.floats(-2.5, 2.5),
     "repetition_penalty": st.floats(-0.5, 3), "logprobs": st.booleans() | st.integers(-1, 21),
@@ -53,7 +54,8 @@ LIKELY = {
     "truncation_side": st.sampled_from(["left", "right", "up"]), "continue_final_message": st.booleans(),
     "add_generation_prompt": st.booleans(), "chat_template_kwargs": ANYTHING, "documents": ANYTHING,
     "priority": NUMBERS, "max_queue_time": st.floats(-1, 100), "cache_salt": st.text(max_size=5),
-    "request_id": st.text(max_size=5), "user": SCALARS, "model": st.sampled_from(["tiny", "tiny", "other", ""]),
+    "request_id": st.text(max_size=5), "user": SCALARS,
+    "model": st.sampled_from(["tiny", "tiny", "other", ""]),
     "tools": ANYTHING, "response_format": ANYTHING, "metadata": ANYTHING,
     "stream_options": st.fixed_dictionaries(
         {}, optional={"include_usage": st.booleans(), "continuous_usage_stats": st.booleans()}

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 from server import PATIENCE_S, RunningServer, load, wait_until
-from ways_in import ALL_WAYS, CHAT, COMPLETION, RESPONSE, Refused, ask, prompt
+from ways_in import ALL_WAYS, CHAT, COMPLETION, WAYS, Refused, ask, prompt
 
 ARGUMENTS = (
     "--dtype=float32",
@@ -40,8 +40,8 @@ def outcome(server, way, body):
 def test_everybody_is_told(server):
     ways = [
         *((way, {}) for way in ALL_WAYS),
-        *((way, {"n": 2}) for way in ALL_WAYS if way[0] != RESPONSE),
-        *((way, {"logprobs": True if way[0] == CHAT else 2}) for way in ALL_WAYS if way[0] in (CHAT, COMPLETION)),
+        *((way, {"n": 2}) for way in WAYS),
+        *((way, {"logprobs": True if way[0] == CHAT else 2}) for way in WAYS),
     ]  # fmt: skip
     descendants = psutil.Process(server.process.pid).children(recursive=True)
     with concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:

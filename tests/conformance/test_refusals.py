@@ -158,12 +158,8 @@ def test_what_is_no_json(tiny_server, path, raw):
 
 @pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
 def test_half_a_surrogate_pair(tiny_server, endpoint, transport):
-    body = {"model": "tiny", **prompt(endpoint, "x\ud800y"), "max_tokens": 3}
-    try:
-        ask(tiny_server.url, endpoint, transport, body)
-    except Refused as refused:
-        assert refused.status == 400
-        assert not refused.is_late
+    body = {**prompt(endpoint, "x\ud800y"), "max_tokens": 3}
+    assert refusal(tiny_server, endpoint, transport, body).status == 400
 
 
 def test_heads_of_any_size(tiny_server, untouched):
@@ -173,10 +169,10 @@ def test_heads_of_any_size(tiny_server, untouched):
         assert answer.json()["error"]["message"]
 
 
-TEMPLATE = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{%- for message in messages -%}
-{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
-{{- message['content'] }}{% endfor %}"""
+TEMPLATE = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}
+{%- endif %}{% for message in messages -%}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}
+{%- endif %}{{- message['content'] }}{% endfor %}"""
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}
 
 

@@ -256,8 +256,8 @@ class FakeEngine:
         top = [candidates[:num_top] for _, candidates in odds]
         return Logprobs(
             np.array([chosen for chosen, _ in odds], dtype="<f4"),
-            np.array([[token for token, _ in row] for row in top], dtype="<i4").reshape(-1, num_top),
-            np.array([[value for _, value in row] for row in top], dtype="<f4").reshape(-1, num_top),
+            np.array([[token for token, _ in row] for row in top], dtype="<i4").reshape(len(tokens), num_top),
+            np.array([[value for _, value in row] for row in top], dtype="<f4").reshape(len(tokens), num_top),
         )
 
     def _push_prompt_logprobs(self, request: AddRequest, num_top: int) -> None:
