@@ -84,7 +84,10 @@ class SchedulerConfig:
         minimum=1,
     )
     long_prefill_token_threshold: int = option(
-        0, "Most prompt tokens of one request in a step; 0 is no limit but the budget.", kind="count"
+        0,
+        "Most prompt tokens of one request in a step; 0 is the whole budget for a prompt that is alone and "
+        "half of what is free for one that is not.",
+        kind="count",
     )
     scheduling_policy: str = option(
         "fcfs",

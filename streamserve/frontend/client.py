@@ -178,8 +178,8 @@ class EngineClient:
             EngineUnavailable: there is no engine, it went away, or it does not answer.
         """
         reply = await self.call({"method": "ping"})
-        gauges: dict[str, Any] = reply["stats"]
-        return gauges
+        self._pump.gauges = reply["stats"]
+        return self._pump.gauges
 
     def latest(self) -> tuple[EngineFacts, dict[str, Any]] | None:
         """The engine and the newest numbers it gave, whether or not it accepts requests; None without one."""

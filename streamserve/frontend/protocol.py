@@ -6,7 +6,7 @@ except for a body that goes on after its answer: nobody reads that any more.
 
 One request at a time: what a client sends while its answer is still being written is not read, and the
 connection closes after that answer. uvicorn's own pipelining notices a lost connection only for the newest
-request, so an older one would run on for nobody; and nothing else may be written into the middle of an answer.
+request, so an older one would run on for nobody; and nothing else may be written into an answer.
 """
 
 from __future__ import annotations

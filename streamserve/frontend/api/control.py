@@ -99,7 +99,7 @@ class Control:
         return Response(text, 200, {"Cache-Control": "no-store"}, CONTENT_TYPE)
 
     async def reset_prefix_cache(self, _http: Request) -> Response:
-        """Forgets all prompts in the prefix cache, which only works while nothing runs.
+        """Forgets all prompts in the prefix cache; requests that run keep what they have.
 
         Raises:
             EngineUnavailable: there is no engine.
@@ -107,8 +107,8 @@ class Control:
         reply = await self._service.client.call({"method": "reset_prefix_cache"})
         if reply["ok"]:
             return _json({"ok": True}, 200)
-        message = "The prefix cache cannot be reset while requests are running; try again when none are."
-        return Problem(409, "conflict_error", "engine_busy", message).response()
+        message = "This server has no prefix cache; it runs with --no-enable-prefix-caching."
+        return Problem(409, "conflict_error", "no_prefix_cache", message).response()
 
 
 def _json(body: dict[str, Any], status: int) -> Response:

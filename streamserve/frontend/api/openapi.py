@@ -39,7 +39,7 @@ _MEANINGS = {
     403: "An admin key is needed.",
     404: "There is no such model or stream.",
     408: "The body took too long to arrive.",
-    409: "Not while requests are running.",
+    409: "This server has no prefix cache.",
     413: "The body is too large.",
     429: "Too many requests are waiting; Retry-After says when to come back.",
     500: "The server failed on this request.",

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from streamserve.config import ServerConfig
+from streamserve.frontend import deep_health
 from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.keys import KeyRing
 from streamserve.ipc.board import EngineState
@@ -205,7 +206,8 @@ async def test_a_start_shows_how_far_it_is_and_whether_it_is_the_first(run_harne
         assert (await samples(frontend))["streamserve:engine_restarts_total"] == 1
 
 
-async def test_a_deep_look_runs_a_token(frontend: Any) -> None:
+async def test_a_deep_look_runs_a_token(frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_health, "FRESH_S", float("inf"))
     response = await frontend.http.get("/health?deep=1")
     assert response.status_code == 200
     assert response.json()["status"] == "ok"
