@@ -86,6 +86,8 @@ class EngineCore:
         diff = self._scheduler.schedule()
         if diff is None:
             return False
+        for arrival_ns in self._scheduler.take_begun():
+            self._meter.record_begin(self._wall_clock_ns() - arrival_ns)
         scheduled_ns = time.perf_counter_ns()
         result = self._executor.execute(diff)
         executed_ns = time.perf_counter_ns()

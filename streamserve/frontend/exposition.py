@@ -14,7 +14,7 @@ from streamserve.frontend.metrics import Family, Kind, Layout
 from streamserve.frontend.pump import EngineFacts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NS_PER_S = 1e9
+NS_PER_S, MS_PER_S = 1e9, 1e3
 
 Labels = Sequence[tuple[str, str]]
 Gauges = Mapping[str, Any]
@@ -58,7 +58,17 @@ _ENGINE: tuple[tuple[str, Kind, str, Callable[[Gauges], float]], ...] = (
 )
 # Host time of all steps, and of the last one, by what it was spent on.
 _PHASES = ("schedule", "execute", "settle")
-_STEP_BOUND = "step_tokens_le_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How a STATS frame tells a histogram: counts up to each bound, of all, and a sum, in its own units."""
+
+    prefix: str
+    count: str
+    sum: str
+    per_unit: float = 1.0
+    per_sum: float = 1.0
 
 
 class Text:
@@ -158,19 +168,32 @@ class Exposition:
             text.begin(name, kind, meaning)
             suffix = "_total" if kind is Kind.COUNTER else ""
             text.sample(f"{name}{suffix}", self._base, value(engine.gauges))
-        self._show_step_sizes(text, engine.gauges)
+        self._show_histogram(
+            text,
+            "vllm:iteration_tokens_total",
+            "Tokens that ran in a step of the engine.",
+            engine.gauges,
+            _Told("step_tokens_le_", "steps", "step_tokens"),
+        )
+        self._show_histogram(
+            text,
+            "vllm:request_queue_time_seconds",
+            "From acceptance until a request began to run.",
+            engine.gauges,
+            _Told("queue_ms_le_", "begun", "queue_ns", per_unit=MS_PER_S, per_sum=NS_PER_S),
+        )
         self._show_host_time(text, engine.gauges)
         name = "vllm:cache_config_info"
         text.begin(name, Kind.GAUGE, "What the KV cache is made of.")
         text.sample(name, [*self._base, *_cache_labels(engine.facts)], 1)
 
-    def _show_step_sizes(self, text: Text, gauges: Gauges) -> None:
-        name = "vllm:iteration_tokens_total"
-        text.begin(name, Kind.HISTOGRAM, "Tokens that ran in a step of the engine.")
-        bounds = sorted(int(key.removeprefix(_STEP_BOUND)) for key in gauges if key.startswith(_STEP_BOUND))
-        counts = [gauges[f"{_STEP_BOUND}{bound}"] for bound in bounds] + [gauges["steps"]]
+    def _show_histogram(self, text: Text, name: str, help: str, gauges: Gauges, told: _Told) -> None:
+        text.begin(name, Kind.HISTOGRAM, help)
+        bounds = sorted(int(key.removeprefix(told.prefix)) for key in gauges if key.startswith(told.prefix))
+        counts = [gauges[f"{told.prefix}{bound}"] for bound in bounds] + [gauges[told.count]]
         apart = [count - before for before, count in zip([0, *counts], counts, strict=False)]
-        text.histogram(name, self._base, [float(bound) for bound in bounds], [*apart, gauges["step_tokens"]])
+        shown = [bound / told.per_unit for bound in bounds]
+        text.histogram(name, self._base, shown, [*apart, gauges[told.sum] / told.per_sum])
 
     def _show_host_time(self, text: Text, gauges: Gauges) -> None:
         total, last = "streamserve:engine_host_seconds", "streamserve:engine_last_step_seconds"

@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import LIMITS, alone, limits, prompt
 
-from streamserve.engine.meter import STEP_TOKENS, StepMeter
+from streamserve.engine.meter import QUEUE_MS, STEP_TOKENS, StepMeter
 from streamserve.messages import Finish, Kind, encode_call
 from streamserve.sampling import SamplingParams
 
@@ -226,6 +226,9 @@ KEYS = {
     "steps",
     "step_tokens",
     *(f"step_tokens_le_{bound}" for bound in STEP_TOKENS),
+    "begun",
+    "queue_ns",
+    *(f"queue_ms_le_{bound}" for bound in QUEUE_MS),
     *(f"{prefix}{part}_ns" for prefix in ("", "last_") for part in ("schedule", "execute", "settle")),
 }
 
@@ -251,7 +254,10 @@ def test_the_keys_are_documented():
     from streamserve import messages
 
     listed = messages.__doc__.replace("_le_1 … _le_8192", "_le_1 step_tokens_le_8192")
-    for key in KEYS - {f"step_tokens_le_{bound}" for bound in STEP_TOKENS[1:-1]}:
+    listed = listed.replace("_le_300 … _le_7680000", "_le_300 queue_ms_le_7680000")
+    inner = {f"step_tokens_le_{bound}" for bound in STEP_TOKENS[1:-1]}
+    inner |= {f"queue_ms_le_{bound}" for bound in QUEUE_MS[1:-1]}
+    for key in KEYS - inner:
         assert key in listed or key.startswith("last_"), key
 
 
@@ -264,6 +270,32 @@ def test_a_step_of_any_size_has_its_place_in_the_histogram():
     assert (numbers["steps"], numbers["step_tokens"]) == (4, 100_018)
     assert (numbers["schedule_ns"], numbers["execute_ns"], numbers["settle_ns"]) == (4, 8, 12)
     assert (numbers["last_schedule_ns"], numbers["last_execute_ns"], numbers["last_settle_ns"]) == (1, 2, 3)
+
+
+def test_a_request_that_waits_for_a_slot_is_counted_when_it_gets_one():
+    with CoreHarness(1, limits(max_num_seqs=1)) as harness:
+        arrived_ns = harness.now_ns
+        harness.add(0, prompt(5), PLAIN)
+        harness.add(0, prompt(6), PLAIN)
+        harness.step()
+        statistics = harness.core.statistics()
+        first_ns = statistics["queue_ns"]
+        assert statistics["begun"] == 1
+        harness.now_ns = arrived_ns + 400 * 10**6
+        harness.run()
+        statistics = harness.core.statistics()
+        assert statistics["begun"] == 2
+        assert statistics["queue_ns"] - first_ns >= 400 * 10**6
+        assert (statistics["queue_ms_le_300"], statistics["queue_ms_le_500"]) == (1, 2)
+
+
+def test_times_in_the_queue_are_those_until_a_request_first_begins():
+    meter = StepMeter()
+    for waited_ms in (0, 300, 301, 10**9, -5):
+        meter.record_begin(waited_ms * 10**6)
+    numbers = meter.numbers()
+    assert [numbers[f"queue_ms_le_{bound}"] for bound in (300, 500, 7_680_000)] == [3, 4, 4]
+    assert (numbers["begun"], numbers["queue_ns"]) == (5, (601 + 10**9) * 10**6)
 
 
 # Anything at once

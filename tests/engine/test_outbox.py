@@ -72,7 +72,7 @@ class Wire:
             assert stream not in self.finished, "tokens after the end of a stream"
             if step.logprobs is not None:
                 self._check_logprobs(
-                    stream, step.tokens[at : at + count], step.logprobs.rows(slice(at, at + count))
+                    stream, np.array(step.tokens[at : at + count]), step.logprobs.rows(slice(at, at + count))
                 )
             else:
                 assert not asks(stream) or not count

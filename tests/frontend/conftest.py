@@ -19,7 +19,7 @@ import pytest
 from starlette.applications import Starlette
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from streamserve.config import Config, ServerConfig, SupervisorConfig, TlsConfig
+from streamserve.config import ApiConfig, Config, ServerConfig, SupervisorConfig, TlsConfig
 from streamserve.frontend.api.app import build_app
 from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.service import Service
@@ -342,6 +342,9 @@ class FakeEngine:
             "step_tokens": 3 * self.num_steps,
             "step_tokens_le_1": 0,
             "step_tokens_le_8": self.num_steps,
+            "begun": len(self.adds),
+            "queue_ns": 0,
+            "queue_ms_le_300": len(self.adds),
             **{f"{part}_ns": 1_000_000 for part in parts},
             **{f"last_{part}_ns": 1000 for part in parts},
         }
@@ -479,6 +482,7 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
         body_timeout_s: float = 120.0,
         with_tokenizer: Any = None,
         deployment: Deployment | None = None,
+        api: ApiConfig | None = None,
         **facts: Any,
     ) -> Harness:
         rings = [Segment.create("test", ring_bytes(ring_capacity)) for _ in range(2)]
@@ -527,6 +531,7 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             max_body_bytes=max_body_bytes,
             ping_interval_s=ping_interval_s,
             write_timeout_s=write_timeout_s,
+            api=api or ApiConfig(),
             body_timeout_s=body_timeout_s,
             registry=registry_of(deployment),
         )

@@ -115,6 +115,10 @@ def test_the_engines_numbers_have_vllms_names() -> None:
     assert samples["vllm:iteration_tokens_total_sum"] == 90
     assert samples["vllm:iteration_tokens_total_bucket{le=8.0}"] == 7
     assert samples["vllm:iteration_tokens_total_bucket{le=+Inf}"] == 10
+    assert samples["vllm:request_queue_time_seconds_bucket{le=0.3}"] == 1
+    assert samples["vllm:request_queue_time_seconds_bucket{le=1.5}"] == 4
+    assert samples["vllm:request_queue_time_seconds_count"] == 4
+    assert samples["vllm:request_queue_time_seconds_sum"] == 2.5
     assert samples["streamserve:engine_host_seconds_total{phase=execute}"] == 2.5
     assert samples["streamserve:engine_last_step_seconds{phase=settle}"] == 0.001
     assert samples["streamserve:engine_up"] == 1

@@ -51,6 +51,7 @@ class Admission:
         queue: the waiting requests.
 
     Attributes:
+        begun_ns: when those had arrived that got their first slot, until somebody takes the list away.
         prompt_tokens: of the requests that got their first slot so far.
         prefix_queries: those of them that were looked up in the prefix cache.
         prefix_hits: those of them that were found there.
@@ -59,6 +60,7 @@ class Admission:
     def __init__(
         self, limits: SchedulerLimits, table: RequestTable, kv: KVCache, queue: RequestQueue
     ) -> None:
+        self.begun_ns: list[int] = []
         self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -175,6 +177,7 @@ class Admission:
 
     def _count_first(self, request: Request, computed: int) -> None:
         request.num_cached = computed
+        self.begun_ns.append(request.arrival_ns)
         self.prompt_tokens += request.num_prompt
         # A prompt whose log probabilities are wanted is computed, whatever the cache holds.
         if self._kv.caches_prefixes and request.params.prompt_logprobs is None:

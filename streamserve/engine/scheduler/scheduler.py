@@ -184,6 +184,13 @@ class Scheduler:
             return self._launch(slots, counts, joins, join_counts)
         return None
 
+    def take_begun(self) -> list[int]:
+        """When the requests had arrived (wall clock, ns) that have begun to run since the last call."""
+        begun = self._admission.begun_ns
+        if begun:
+            self._admission.begun_ns = []
+        return begun
+
     def settle(self, result: StepResult) -> StepOutput:
         """Takes in a step's tokens: they are known now, full blocks findable, finished requests gone. Hot."""
         flight, table = self._flight, self._table

@@ -201,7 +201,9 @@ async def test_what_does_not_fit_into_the_queue_now_is_turned_away_whole(
 
 @PATHS
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_failure_of_one_choice_ends_all(frontend: Any, events: Any, path: str, stream: bool) -> None:
+async def test_the_failure_of_one_choice_ends_all(
+    frontend: Any, events: Any, path: str, stream: bool
+) -> None:
     engine = frontend.engine
     engine.is_automatic = False
     async with asyncio.TaskGroup() as group:

@@ -117,14 +117,14 @@ async def test_a_server_without_an_admin_key_has_no_control(frontend: Any) -> No
     assert "--admin-key" in refused.json()["error"]["message"]
 
 
-async def test_a_cache_in_use_is_not_reset(guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def busy(_body: Any) -> Any:
+async def test_a_cache_that_is_off_is_not_reset(guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_body: Any) -> Any:
         return {"ok": False}
 
-    monkeypatch.setattr(guarded.client, "call", busy)
+    monkeypatch.setattr(guarded.client, "call", refuse)
     response = await guarded.http.post("/reset_prefix_cache", headers=key("root"))
     assert response.status_code == 409
-    assert response.json()["error"]["code"] == "engine_busy"
+    assert response.json()["error"]["code"] == "no_prefix_cache"
 
 
 async def test_metrics_need_a_key_unless_they_are_open(run_harness: Any, guarded: Any) -> None:

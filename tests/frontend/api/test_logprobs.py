@@ -1,4 +1,4 @@
-"""Log probabilities and token ids: one for each token, with the text of their chunk, and only finite numbers."""
+"""Log probabilities and token ids: one for each token, with the text of their chunk, and all finite."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ async def test_a_chat_tells_the_likeliest_tokens(frontend: Any, events: Any) -> 
     assert chunks[-2]["choices"][0]["logprobs"]["content"] == entries[-1:]
 
 
-@pytest.mark.parametrize(("fields", "num_top"), [({"top_logprobs": 0}, 0), ({}, 0), ({"top_logprobs": 20}, 20)])
+@pytest.mark.parametrize(
+    ("fields", "num_top"), [({"top_logprobs": 0}, 0), ({}, 0), ({"top_logprobs": 20}, 20)]
+)
 async def test_how_many_of_the_likeliest(frontend: Any, fields: dict[str, Any], num_top: int) -> None:
     frontend.say("x")
     choice = (await frontend.chat(logprobs=True, **fields)).json()["choices"][0]
@@ -123,7 +125,10 @@ async def test_a_completion_tells_the_likeliest_and_the_chosen(frontend: Any, nu
     ids = frontend.encode("hello world")
     frontend.engine.script = lambda _request: ids
     # The chosen token is the fourth likeliest.
-    frontend.engine.odds = lambda token: (-4.0, [((token + rank - 3) % 400, -1.0 - rank) for rank in range(20)])
+    frontend.engine.odds = lambda token: (
+        -4.0,
+        [((token + rank - 3) % 400, -1.0 - rank) for rank in range(20)],
+    )
     choice = (await frontend.complete(logprobs=num_top, max_tokens=len(ids))).json()["choices"][0]
     told = choice["logprobs"]
     assert told.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
@@ -221,9 +226,7 @@ PROMPTS = ["\n\n 3) Total: 47", "Two plus two is", " a", "日本😊", "<|im_sta
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
-async def test_echo_with_log_probabilities(
-    frontend: Any, events: Any, prompt: str, max_tokens: int
-) -> None:
+async def test_echo_with_log_probabilities(frontend: Any, events: Any, prompt: str, max_tokens: int) -> None:
     ids = frontend.encode(prompt)
     frontend.engine.script = lambda _request: frontend.encode(" one two three four five six")
     fields = {"echo": True, "logprobs": 2, "max_tokens": max_tokens}
@@ -255,12 +258,12 @@ async def test_echo_with_log_probabilities(
 async def test_echo_without_log_probabilities(frontend: Any, events: Any, prompt: str, n: int) -> None:
     frontend.say(" end")
     ids = frontend.encode(prompt)
-    for given in (prompt, ids):
-        shown = prompt if given is prompt else frontend.decode(ids)
-        answer = (await frontend.complete(given, echo=True, n=n)).json()
+    for prompt_or_ids in (prompt, ids):
+        shown = prompt if prompt_or_ids is prompt else frontend.decode(ids)
+        answer = (await frontend.complete(prompt_or_ids, echo=True, n=n)).json()
         assert [choice["text"] for choice in answer["choices"]] == [shown + " end"] * n
         assert [choice["logprobs"] for choice in answer["choices"]] == [None] * n
-        chunks = events((await frontend.complete(given, echo=True, n=n, stream=True)).text)[:-1]
+        chunks = events((await frontend.complete(prompt_or_ids, echo=True, n=n, stream=True)).text)[:-1]
         for index in range(n):
             mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
             assert "".join(choice["text"] for choice in mine) == shown + " end"
@@ -301,7 +304,10 @@ async def test_leading_spaces_of_a_sentencepiece_echo(run_harness: Any, fallback
 @pytest.mark.parametrize("n", [1, 3])
 async def test_prompt_log_probabilities(frontend: Any, n: int) -> None:
     ids = frontend.encode("hello world")
-    frontend.engine.odds = lambda token: (-7.0, [((token + rank + 1) % 400, -1.0 - rank) for rank in range(20)])
+    frontend.engine.odds = lambda token: (
+        -7.0,
+        [((token + rank + 1) % 400, -1.0 - rank) for rank in range(20)],
+    )
     answer = (await frontend.complete("hello world", prompt_logprobs=2, n=n, max_tokens=1)).json()
     first, *others = (choice.get("prompt_logprobs") for choice in answer["choices"])
     assert others == [None] * (n - 1)
@@ -326,7 +332,9 @@ async def test_prompt_log_probabilities_are_not_for_streams(frontend: Any) -> No
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-async def test_any_answer_and_its_stream_tell_the_same(frontend: Any, events: Any, data: st.DataObject) -> None:
+async def test_any_answer_and_its_stream_tell_the_same(
+    frontend: Any, events: Any, data: st.DataObject
+) -> None:
     text = data.draw(st.text(st.sampled_from("abc é語😊\n "), max_size=25))
     frontend.engine.tokens_per_step = data.draw(st.integers(1, 6))
     frontend.say(text)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 
+from streamserve.config import ApiConfig
 from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.hashing import BlockHasher
 
@@ -274,6 +277,97 @@ async def test_sampling_reaches_the_engine(frontend: Any) -> None:
     assert (params.seed, params.ignore_eos, params.min_tokens, params.max_tokens) == (-1, True, 2, 3)
     assert params.stop_token_ids == (5, 6)
     assert add.tokens.tolist() == frontend.encode("hello")
+
+
+async def test_what_shapes_the_choice_reaches_the_engine(frontend: Any) -> None:
+    fields = {
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2,
+        "logit_bias": {"5": -100, "6": 1.5}, "allowed_token_ids": [7, 5, 7], "bad_words": ["fox", " dog"],
+        "logprobs": 3, "prompt_logprobs": 2,
+    }  # fmt: skip
+    await frontend.complete("hello", **fields)
+    params = frontend.engine.adds[0].params
+    penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
+    assert penalties == (0.5, -0.5, 1.2)
+    assert params.logit_bias == ((5, -100.0), (6, 1.5))
+    assert params.allowed_token_ids == (5, 7)
+    assert (params.logprobs, params.prompt_logprobs) == (3, 2)
+    # A word is one at the start of a text and another one within it; a space is part of it if it has one.
+    words = [frontend.encode(word) for word in ("fox", " fox", " dog")]
+    assert [list(word) for word in params.bad_words] == words
+
+
+async def test_what_is_around_a_request_reaches_the_engine(frontend: Any) -> None:
+    before_ns = time.time_ns()
+    await frontend.complete(
+        [5] * 40, cache_salt="pepper", max_queue_time=5, priority=-2, user="me", max_tokens=1
+    )
+    await frontend.complete([5] * 40, max_tokens=1)
+    salted, plain = frontend.engine.adds
+    assert (salted.cache_salt, salted.priority) == ("pepper", -2)
+    assert before_ns + 4_000_000_000 < salted.deadline_ns < time.time_ns() + 5_000_000_000
+    hasher = BlockHasher(bytes(32), 16)
+    tokens = np.array([5] * 40, dtype=np.int32)
+    assert list(salted.block_hashes) == list(hasher.chain(tokens, hasher.root(b"pepper")))
+    assert list(plain.block_hashes) == list(hasher.chain(tokens))
+    assert (plain.cache_salt, plain.deadline_ns) == ("", 0)
+
+
+async def test_the_servers_queue_time_is_the_longest(run_harness: Any) -> None:
+    async with run_harness(api=ApiConfig(max_queue_time=2.0)) as frontend:
+        for asked in (None, 0, 1.0, 50.0, 1e300):
+            await frontend.complete(max_tokens=1, max_queue_time=asked)
+        now_ns = time.time_ns()
+        waits = [round((add.deadline_ns - now_ns) / 1e9) for add in frontend.engine.adds]
+    assert waits == [2, 2, 1, 2, 2]
+
+
+async def test_a_caller_may_name_its_request(frontend: Any) -> None:
+    answer = await frontend.complete(request_id="mine:7", max_tokens=1)
+    assert answer.json()["id"] == "cmpl-mine:7"
+    assert (await frontend.chat(request_id="mine:7", max_tokens=1)).json()["id"] == "chatcmpl-mine:7"
+
+
+async def test_prompts_are_cut_on_request(run_harness: Any) -> None:
+    async with run_harness(max_model_len=64, kv_capacity_tokens=128) as frontend:
+        ids = list(range(100, 200))
+        cases: list[tuple[dict[str, Any], list[int]]] = [
+            ({"truncate_prompt_tokens": 10}, ids[-10:]),
+            ({"truncate_prompt_tokens": 10, "truncation_side": "left"}, ids[-10:]),
+            ({"truncate_prompt_tokens": 10, "truncation_side": "right"}, ids[:10]),
+            ({"truncate_prompt_tokens": -1}, ids[-48:]),
+            ({"truncate_prompt_tokens": -1, "max_tokens": 4}, ids[-60:]),
+            ({"truncate_prompt_tokens": -1, "max_tokens": 500}, ids[-1:]),
+        ]
+        for fields, kept in cases:
+            assert (await frontend.complete(ids, **fields)).status_code == 200
+            assert frontend.engine.adds[-1].tokens.tolist() == kept
+        check_error(await frontend.complete(ids, truncate_prompt_tokens=64), code="context_length_exceeded")
+        long = "one two three " * 500
+        await frontend.complete(long, truncate_prompt_tokens=20)
+        assert frontend.engine.adds[-1].tokens.tolist() == frontend.encode(long)[-20:]
+        await frontend.chat(long, truncate_prompt_tokens=-1, max_tokens=1)
+        assert len(frontend.engine.adds[-1].tokens) == 63
+
+
+async def test_bos_on_request(run_harness: Any, tokenizer: Any) -> None:
+    with_bos = Tokenizer.from_str(tokenizer.to_str())
+    with_bos.post_processor = processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 1)])
+    async with run_harness(with_tokenizer=with_bos, template="{{ messages[0].content }}") as frontend:
+        cases: list[tuple[Any, str, dict[str, Any], int]] = [
+            (frontend.complete, "hi", {}, 1),
+            (frontend.complete, "hi", {"add_special_tokens": False}, 0),
+            (frontend.complete, "<|im_start|>hi", {}, 1),
+            (frontend.complete, "<|im_start|><|im_start|>hi", {}, 1),
+            (frontend.complete, "<|im_start|>hi", {"add_special_tokens": False}, 1),
+            (frontend.chat, "hi", {}, 0),
+            (frontend.chat, "hi", {"add_special_tokens": True}, 1),
+            (frontend.chat, "<|im_start|>hi", {}, 1),
+            (frontend.chat, "<|im_start|>hi", {"add_special_tokens": True}, 1),
+        ]
+        for ask, text, fields, count in cases:
+            await ask(text, max_tokens=1, **fields)
+            assert frontend.engine.adds[-1].tokens.tolist().count(1) == count
 
 
 async def test_defaults_come_from_the_model(run_harness: Any) -> None:

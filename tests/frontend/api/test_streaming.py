@@ -143,6 +143,78 @@ async def test_stop_strings(
     assert (last["finish_reason"], last.get("stop_reason")) == ("stop", reason)
 
 
+STOPPED = [
+    ("e f", False, "one two thre", "e f"),
+    ("e f", True, "one two three f", "e f"),
+    # One inside the other: the one that is complete first.
+    (["three four", "ee"], False, "one two thr", "ee"),
+    (["three four", "ee"], True, "one two three", "ee"),
+    # Twice in one delta: the first time.
+    (["o"], True, "o", "o"),
+    (["five!", "never"], True, "one two three four five", None),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("tokens_per_step", [1, 50])
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"prompt": ["a", "b"]}, {"return_token_ids": True}])
+@pytest.mark.parametrize(("stop", "includes", "shown", "reason"), STOPPED)
+async def test_a_stop_string_cuts_alike_on_every_path(
+    frontend: Any,
+    events: Any,
+    path: str,
+    tokens_per_step: int,
+    more: dict[str, Any],
+    stop: Any,
+    includes: bool,
+    shown: str,
+    reason: str | None,
+) -> None:
+    frontend.engine.tokens_per_step = tokens_per_step
+    frontend.say("one two three four five")
+    if "chat" in path:
+        prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "e f"}]}
+        more = {name: value for name, value in more.items() if name != "prompt"}
+    else:
+        prompt = {"prompt": "one two thre"}
+    body = {**prompt, "stop": stop, "include_stop_str_in_output": includes, "max_tokens": 60, **more}
+    whole = (await frontend.http.post(path, json=body)).json()["choices"]
+    streamed = events((await frontend.http.post(path, json={**body, "stream": True})).text)
+    assert len(whole) == (2 if {"n", "prompt"} & more.keys() else 1)
+    for choice in whole:
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        assert (text, choice["finish_reason"], choice.get("stop_reason")) == (shown, "stop", reason)
+        mine = [c for c in streamed[:-1] if c["choices"][0]["index"] == choice["index"]]
+        assert text_of(mine) == shown
+        last = mine[-1]["choices"][0]
+        assert (last["finish_reason"], last.get("stop_reason")) == ("stop", reason)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_text_of_a_stop_token_is_shown_only_on_request(
+    frontend: Any, events: Any, stream: bool
+) -> None:
+    special = frontend.service.tokenizer.tokenizer.token_to_id("<|endoftext|>")
+    ids = [*frontend.encode("one"), special, *frontend.encode(" two")]
+    frontend.engine.script = lambda _request: ids
+    shown = []
+    for fields in (
+        {},
+        {"include_stop_str_in_output": True},
+        {"include_stop_str_in_output": True, "skip_special_tokens": False},
+        {"skip_special_tokens": False},
+    ):
+        response = await frontend.complete(stop_token_ids=[special], stream=stream, **fields)
+        if stream:
+            chunks = events(response.text)
+            choice = {**chunks[-2]["choices"][0], "text": text_of(chunks)}
+        else:
+            choice = response.json()["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", special)
+        shown.append(choice["text"])
+    assert shown == ["one", "one", "one<|endoftext|>", "one"]
+
+
 async def test_a_matched_stop_string_frees_the_request(frontend: Any) -> None:
     frontend.engine.script = lambda _request: frontend.encode("one two three four five six ")
     response = await frontend.complete(stop="three", max_tokens=400)
