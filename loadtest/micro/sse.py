@@ -19,6 +19,7 @@ import asyncio
 import gc
 import platform
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -60,8 +61,9 @@ from streamserve.messages import Finish, Kind, StepTokens, decode_add, encode_js
 from streamserve.sampling import SamplingParams
 
 NUM_STREAMS = 64
-NUM_STEPS = 400
-NUM_ROUNDS = 9
+NUM_STEPS = 200
+NUM_ROUNDS = 25
+LEAST_GAIN, MOST_COST = 4.0, 1.5
 RING_CAPACITY = 1 << 20
 TEXT = "the quick brown fox jumps over the lazy dog, and then some more words of no great meaning"
 EPOCH = 1
@@ -270,7 +272,8 @@ def _make_tokenizer() -> Any:
     return tokenizer
 
 
-async def _measure() -> None:
+async def _measure() -> bool:
+    """Prints rates and ratios; returns whether both are as they should be."""
     bench = Bench()
     bench.client.start()
     bench.hello()
@@ -297,8 +300,10 @@ async def _measure() -> None:
         )
     faster = _ratio(rates["streamserve"], rates["pydantic"])
     slower = _ratio(rates["prebuilt"], rates["streamserve"])
-    print(f"{faster:.2f} times the rate of pydantic (wanted: 4 or more)")
-    print(f"{slower:.2f} times the time of prebuilt (wanted: 1.5 or less)")
+    print(f"{faster:.2f} times the rate of pydantic, {slower:.2f} times the time of prebuilt")
+    passed = faster >= LEAST_GAIN and slower <= MOST_COST
+    print("PASS" if passed else "FAIL", f"(bars: at least {LEAST_GAIN:g}, at most {MOST_COST:g})")
+    return passed
 
 
 def _ratio(above: list[float], below: list[float]) -> float:
@@ -306,11 +311,11 @@ def _ratio(above: list[float], below: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(above, below, strict=True))
 
 
-def main() -> None:
-    """Prints rates and ratios."""
+def main() -> int:
+    """Measures and reports; exit code 1 where a bar is not met."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_measure())
+        return 0 if runner.run(_measure()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

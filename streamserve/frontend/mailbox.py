@@ -17,6 +17,7 @@ from streamserve.errors import StreamserveError
 from streamserve.messages import Finish, Logprobs
 
 NOT_FINISHED = int(Finish.NONE)
+_new_tuple = tuple.__new__
 
 
 class Delta(NamedTuple):
@@ -127,7 +128,9 @@ class Mailbox:
         if self._failure is not None and not self._tokens and not self.finish:
             raise self._failure
         tokens, self._tokens = self._tokens, []
-        return Delta(tokens, self.finish, None if self.num_top is None else self._take_logprobs(self.num_top))
+        logprobs = None if self.num_top is None else self._take_logprobs(self.num_top)
+        # As Delta(…), which checks what needs no check here and takes half as long again.
+        return _new_tuple(Delta, (tokens, self.finish, logprobs))
 
     def take_prompt_logprobs(self) -> Logprobs | None:
         """All rows for the prompt, if the request asked for them; complete once there is a token."""

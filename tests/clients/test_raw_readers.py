@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import aiohttp
 import httpx
 import pytest
 from server import wait_idle
@@ -13,6 +12,7 @@ from ways_in import sse_data
 from websockets.asyncio.client import connect
 
 pytestmark = pytest.mark.clients
+aiohttp = pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 BODY = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Tell me about rivers."}],

@@ -36,13 +36,14 @@ class ChoiceStream:
         self._assembler = choice.assembler
         self._chunks = chunks
         self._meter = meter
+        self._observe = meter.observe
         self._is_plain = choice.is_plain
         self._has_begun = False
         self._details: dict[str, Any] = {}
 
     def accept(self, delta: Delta) -> list[bytes]:
         """The chunks that `delta` makes; there may be none. Hot: once for each delta."""
-        self._meter.observe(len(delta.tokens))
+        self._observe(len(delta.tokens))
         batch = [] if self._has_begun else self._opening()
         end = _NO_PIECE
         if self._is_plain:

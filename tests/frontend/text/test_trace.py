@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.frontend.text.assemble import StopRules, TextAssembler
@@ -117,6 +117,7 @@ def test_half_a_character_whose_token_is_gone_is_the_rest() -> None:
 texts = st.text(st.sampled_from("abc é語😊\n"), max_size=30)
 
 
+@settings(deadline=None)
 @given(texts, st.lists(st.text("abc é", min_size=1, max_size=4), max_size=3), st.data())
 def test_parts_join_to_the_text_however_deltas_are_cut(
     tokenizer: Any, text: str, stops: list[str], data: st.DataObject
