@@ -133,6 +133,7 @@ class Service:
         Raises:
             InvalidRequest: the template refuses it or takes too long, or requests must not bring templates.
             ContextTooLong: the text is too long.
+            Overloaded: too many requests are waiting.
         """
         if source is not None and not self.api.trust_request_chat_template:
             raise InvalidRequest(
@@ -140,7 +141,8 @@ class Service:
                 "with --trust-request-chat-template.",
                 "chat_template",
             )
-        return await self.renderer.render(conversation, source=source, max_chars=max_chars)
+        with self.client.admission.preparing():
+            return await self.renderer.render(conversation, source=source, max_chars=max_chars)
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token ids of `words`, in each way to write them.

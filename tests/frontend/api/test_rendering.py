@@ -158,3 +158,18 @@ async def test_documents_reach_a_template_that_uses_them(run_harness: Any) -> No
     async with run_harness(template=template) as frontend:
         await frontend.chat("hi", documents=[{"text": "a"}, {"text": "b"}], max_tokens=1)
         assert frontend.decode(frontend.engine.adds[0].tokens.tolist()) == "a|b|hi"
+
+
+async def test_renderings_hold_a_place_in_the_queue(run_harness: Any) -> None:
+    async with run_harness(api=TRUSTING, template=ENDLESS, max_waiting=2) as frontend:
+        renderer = Renderer(frontend.service.template, limit_s=600.0, turn_s=300.0)
+        object.__setattr__(frontend.service, "renderer", renderer)
+        loops = [asyncio.ensure_future(frontend.chat("loop")) for _ in range(2)]
+        await frontend.until(lambda: frontend.client.admission.waiting == 2)
+        for path in ("/v1/chat/completions", "/tokenize"):
+            body = {"messages": [{"role": "user", "content": "hi"}]}
+            assert (await frontend.http.post(path, json=body)).status_code == 429
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        assert (await frontend.chat("hi", max_tokens=1)).status_code == 200

@@ -130,7 +130,7 @@ def test_parts_join_to_the_text_however_deltas_are_cut(
     whole = TextAssembler(detokenizers.start(), StopRules(stops, shows_stop=shows_stop))
     expected = whole.accept(ids, finish)
     at = 0
-    while at < len(ids):
+    while at < len(ids) and traced.assembler.finish_reason is None:
         end = data.draw(st.integers(at + 1, len(ids)))
         traced.accept(ids[at:end], finish if end == len(ids) else NONE)
         at = end
