@@ -37,6 +37,11 @@ TINY_LLAMA = {
 }
 
 
+def write_tiny_llama(folder: Path) -> None:
+    """Makes `folder` a model whose weights are made up when it is loaded."""
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+
+
 class TinyEngine:
     """Runs batches of prompts to their end and tells how long that took.
 
@@ -55,7 +60,7 @@ class TinyEngine:
         num_blocks: int = 8192,
         max_num_batched_tokens: int = 2048,
     ) -> None:
-        (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+        write_tiny_llama(folder)
         spec = WorkerSpec(
             model_path=str(folder),
             load_format="dummy",
@@ -96,10 +101,10 @@ class TinyEngine:
         for tokens in prompts:
             self._next_stream += 1
             hashes = self._hasher.chain(tokens) if self._caching else []
-            add = AddRequest(self._next_stream, self._next_stream, tokens, len(tokens), params, hashes)
+            add = AddRequest(self._next_stream, tokens, len(tokens), params, hashes)
             self._scheduler.add(Request(0, add))
         while (diff := self._scheduler.schedule()) is not None:
-            self._scheduler.settle(self._executor.execute(diff))
+            self._scheduler.settle(self._executor.submit(diff).result())
         return time.process_time() - began
 
     def hit_rate(self) -> float:

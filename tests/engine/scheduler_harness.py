@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -110,6 +111,7 @@ class Row:
     computed: int
     blocks: list[int]
     params: SamplingParams
+    num_to_read: int
 
 
 class FakeWorker:
@@ -134,7 +136,12 @@ class FakeWorker:
         self._step = diff.step
         self._apply(diff)
         assert len(self._slots) <= self._limits.max_num_seqs
-        assert sorted(self._slots) == sorted(self.rows), "every request that has a slot runs in every step"
+        for slot in self.rows.keys() - set(self._slots):
+            row = self.rows[slot]
+            is_over = len(row.tokens) == self._limits.limit(row.num_prompt, row.params.max_tokens)
+            is_read = row.num_to_read > self._limits.document_tokens and row.computed < len(row.tokens) - 1
+            assert is_over or is_read, "who has a slot, is not over and reads no document runs in every step"
+        assert set(self._slots) <= self.rows.keys()
         assert 0 < sum(self._counts) <= self._limits.max_num_batched_tokens
         plan = list(zip(self._slots, self._counts, strict=True))
         self._check_writers(plan)
@@ -182,7 +189,13 @@ class FakeWorker:
             assert join.num_computed % self._limits.block_size == 0
             tokens = join.tokens.tolist()
             self.rows[join.slot] = Row(
-                tokens, chain(tokens), join.num_prompt, join.num_computed, join.blocks.tolist(), join.params
+                tokens,
+                chain(tokens),
+                join.num_prompt,
+                join.num_computed,
+                join.blocks.tolist(),
+                join.params,
+                num_to_read=len(tokens) - join.num_computed,
             )
         for slot, block in zip(diff.append_slots.tolist(), diff.append_blocks.tolist(), strict=True):
             self.rows[slot].blocks.append(block)
@@ -243,15 +256,23 @@ class Stream:
 class Harness:
     """Runs requests through scheduler and fake worker; every step is followed by `check_integrity`.
 
+    Args:
+        limits, policy: of the scheduler.
+        depth: how many steps may be in flight at a time.
+
     Attributes:
         streams: all requests by stream number.
         diffs: every step that was scheduled.
         started: the streams that had a slot, in the order in which they got their first.
         now_ns: what time it is; `expire` sets it.
+        document_tokens: most tokens of documents in a step; None for no limit.
     """
 
-    def __init__(self, limits: SchedulerLimits = LIMITS, policy: str = "fcfs") -> None:
+    def __init__(self, limits: SchedulerLimits = LIMITS, policy: str = "fcfs", depth: int = 1) -> None:
         self.limits = limits
+        self.document_tokens: int | None = None
+        self._depth = depth
+        self._in_flight: deque[StepResult] = deque()
         self.hasher = BlockHasher(b"s" * 32, limits.block_size)
         self.scheduler = Scheduler(limits, self.hasher, policy)
         self.worker = FakeWorker(limits)
@@ -316,7 +337,7 @@ class Harness:
         root = self.hasher.root(cache_salt.encode())
         hashes = self.hasher.chain(prompt, root) if self.limits.enable_prefix_caching else []
         known = np.array([*tokens, *output], dtype=np.int32)
-        add = AddRequest(stream, 0, known, len(prompt), params, hashes, cache_salt=cache_salt, **rest)
+        add = AddRequest(stream, known, len(prompt), params, hashes, cache_salt=cache_salt, **rest)
         return Request(frontend, add)
 
     def abort(self, stream: int) -> bool:
@@ -342,21 +363,33 @@ class Harness:
         return [request.stream for request in expired]
 
     def step(self, in_flight: Callable[[], object] = lambda: None) -> StepOutput | None:
-        """One step, with `in_flight` called while the worker has it. None if there was nothing to run."""
-        had_work = self.scheduler.has_work
-        diff = self.scheduler.schedule()
-        self.scheduler.check_integrity()
-        assert (diff is not None) == had_work
-        if diff is None:
-            return None
-        self.diffs.append(diff)
-        self._note_starts(diff)
-        result = self.worker.execute(diff)
+        """Schedules as far ahead as may be and settles one step. None if there was nothing to run.
+
+        Args:
+            in_flight: called while the worker has the steps.
+        """
+        while len(self._in_flight) < self._depth and self._launch():
+            pass
         in_flight()
-        output = self.scheduler.settle(result)
+        if not self._in_flight:
+            return None
+        output = self.scheduler.settle(self._in_flight.popleft())
         self.scheduler.check_integrity()
         self._take(output)
         return output
+
+    def _launch(self) -> bool:
+        had_work = self.scheduler.has_work
+        diff = self.scheduler.schedule(self.document_tokens)
+        self.scheduler.check_integrity()
+        if not self._in_flight:
+            assert (diff is not None) == had_work
+        if diff is None:
+            return False
+        self.diffs.append(diff)
+        self._note_starts(diff)
+        self._in_flight.append(self.worker.execute(diff))
+        return True
 
     def _note_starts(self, diff: StepDiff) -> None:
         for join in diff.joins:

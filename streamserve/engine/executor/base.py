@@ -11,8 +11,22 @@ from streamserve.worker.spec import WorkerFacts
 Progress = Callable[[str, float], None]
 
 
+class PendingStep(Protocol):
+    """A step on its way through the workers."""
+
+    def result(self) -> StepResult:
+        """What came of the step, once it has run; to be asked for once, in the order of submission."""
+
+
 class Executor(Protocol):
-    """Runs steps on one worker or many, all of which get the same `StepDiff`."""
+    """Runs steps on one worker or many, all of which get the same `StepDiff`.
+
+    Attributes:
+        depth: how many steps may be submitted before the result of the first is asked for; with more than
+            one, the engine decides the next step and sends the last one's tokens while workers run.
+    """
+
+    depth: int
 
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the model and allocates the KV cache.
@@ -21,8 +35,8 @@ class Executor(Protocol):
             ConfigError: the model cannot be served as configured.
         """
 
-    def execute(self, diff: StepDiff) -> StepResult:
-        """Runs one step to its end."""
+    def submit(self, diff: StepDiff) -> PendingStep:
+        """Has a step run after all those submitted before it."""
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Gives everything back, after what was submitted has run."""

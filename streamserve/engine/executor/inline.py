@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from streamserve.engine.executor.base import Progress
+from typing import TYPE_CHECKING
+
+from streamserve.engine.executor.base import PendingStep, Progress
 from streamserve.engine.step import StepDiff, StepResult
 from streamserve.worker.spec import WorkerFacts, WorkerSpec
+
+if TYPE_CHECKING:
+    from streamserve.worker.worker import Worker
+
+
+class _Deferred:
+    """A step that runs when its result is asked for."""
+
+    __slots__ = ("_diff", "_worker")
+
+    def __init__(self, worker: Worker, diff: StepDiff) -> None:
+        self._worker = worker
+        self._diff = diff
+
+    def result(self) -> StepResult:
+        return self._worker.execute(self._diff)
 
 
 class InlineExecutor:
@@ -13,6 +31,8 @@ class InlineExecutor:
     Args:
         spec: what the worker serves and how.
     """
+
+    depth = 1
 
     def __init__(self, spec: WorkerSpec) -> None:
         # Imported here so that only a process that runs a model pays for importing torch.
@@ -35,9 +55,9 @@ class InlineExecutor:
         """Loads the model and allocates the KV cache."""
         return self._worker.start(progress)
 
-    def execute(self, diff: StepDiff) -> StepResult:
-        """Runs one step to its end."""
-        return self._worker.execute(diff)
+    def submit(self, diff: StepDiff) -> PendingStep:
+        """Has the step run when its result is asked for."""
+        return _Deferred(self._worker, diff)
 
     def close(self) -> None:
         """Gives the model and the cache back."""

@@ -51,7 +51,7 @@ class Admission:
         queue: the waiting requests.
 
     Attributes:
-        begun_ns: when those had arrived that got their first slot, until somebody takes the list away.
+        begun: those that got their first slot, until somebody takes the list away.
         prompt_tokens: of the requests that got their first slot so far.
         prefix_queries: those of them that were looked up in the prefix cache.
         prefix_hits: those of them that were found there.
@@ -60,7 +60,7 @@ class Admission:
     def __init__(
         self, limits: SchedulerLimits, table: RequestTable, kv: KVCache, queue: RequestQueue
     ) -> None:
-        self.begun_ns: list[int] = []
+        self.begun: list[Request] = []
         self.prompt_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -83,13 +83,17 @@ class Admission:
         request = self._queue.peek()
         return request is not None and not self._is_still_blocked(request, self._spare_blocks())
 
-    def admit(self, budget: int, step: int, *, is_shared: bool) -> tuple[list[Join], list[int]]:
+    def admit(
+        self, budget: int, step: int, *, is_shared: bool, document_tokens: int | None = None
+    ) -> tuple[list[Join], list[int]]:
         """Admits requests to step `step`: the joins, and how many tokens each runs.
 
         Args:
             budget: tokens of the step that are left.
             step: its number.
             is_shared: a running request runs more than one token in it.
+            document_tokens: most tokens for one that comes with a document, but for a first one; None for no
+                limit.
         """
         whole = self._limits.max_num_batched_tokens
         joins: list[Join] = []
@@ -104,7 +108,7 @@ class Admission:
                 spare -= self._need(request, hits) + 1
                 is_followed = len(self._queue) > 1 and self._table.num_free > 1
                 most = newcomer_share(budget, whole, is_followed=is_followed, is_shared=is_shared)
-                join, count = self._seat(request, hits, most, step)
+                join, count = self._seat(request, hits, most, step, document_tokens)
                 is_shared |= count > 1
                 joins.append(join)
                 counts.append(count)
@@ -150,18 +154,24 @@ class Admission:
         found_more = blocked.missing_hash is not None and blocked.missing_hash in self._kv.prefix
         return blocked.need > spare and not found_more
 
-    def _seat(self, request: Request, hits: list[int], most: int, step: int) -> tuple[Join, int]:
+    def _seat(
+        self, request: Request, hits: list[int], most: int, step: int, document_tokens: int | None
+    ) -> tuple[Join, int]:
         limits, table = self._limits, self._table
         tokens = request.tokens
         computed = len(hits) * limits.block_size
         lacking = len(tokens) - computed
         count = min(lacking, most, limits.long_prefill_token_threshold or most)
+        is_document = lacking > limits.document_tokens
+        if is_document and document_tokens is not None:
+            count = min(count, max(document_tokens, 1))
         is_first = request.state is State.WAITING
         if is_first:
             self._count_first(request, computed)
         self._queue.remove(request)
         request.move(State.RUNNING)
         slot = table.join(request, step)
+        table.is_document[slot] = is_document
         self._queue.seated(request, lacking if is_first else 0)
         self._kv.adopt(slot, hits)
         self._kv.grow(slot, limits.blocks_for(computed + count) - len(hits))
@@ -177,7 +187,7 @@ class Admission:
 
     def _count_first(self, request: Request, computed: int) -> None:
         request.num_cached = computed
-        self.begun_ns.append(request.arrival_ns)
+        self.begun.append(request)
         self.prompt_tokens += request.num_prompt
         # A prompt whose log probabilities are wanted is computed, whatever the cache holds.
         if self._kv.caches_prefixes and request.params.prompt_logprobs is None:

@@ -45,18 +45,24 @@ class Growth:
         self._give(full, np.ones(len(full), dtype=np.int64))
         return True
 
-    def grow(self, slots: Slots, counts: Counts) -> tuple[Slots, Counts]:
-        """Makes room for `counts[i]` more tokens of `slots[i]`; `slots` is all of `RequestTable.order`.
+    def grow(self, slots: Slots, counts: Counts, *, may_preempt: bool) -> tuple[Slots, Counts] | None:
+        """Makes room for `counts[i]` more tokens of `slots[i]`, in the order of `RequestTable.order`.
 
         Returns the slots that are left and how many tokens each of them can run: when memory is short, some
-        have been preempted, and some can run less than asked for.
+        have been preempted, and some can run less than asked for. If that may not be, None, and nothing has
+        changed.
+
+        Args:
+            slots: the running requests that run; all of them if `may_preempt`.
+            counts: tokens of each.
+            may_preempt: no step is in flight.
         """
         lacking = self._table.num_computed[slots] + counts - self._table.capacity[slots]
         growing = np.flatnonzero(lacking > 0)
         num_blocks = -(-lacking[growing] // self._limits.block_size)
         self.was_short = bool(num_blocks.sum() > self._kv.pool.num_free)
         if self.was_short:
-            return self._share_out(slots, counts)
+            return self._share_out(slots, counts) if may_preempt else None
         self._give(slots[growing], num_blocks)
         return slots, counts
 
@@ -78,6 +84,9 @@ class Growth:
         served = 0
         while served < len(ranked):
             slot = ranked[served]
+            if not wanted[slot]:
+                served += 1
+                continue
             room = int(table.capacity[slot] - table.num_computed[slot])
             reach = room + self._kv.pool.num_free * size
             if not reach:

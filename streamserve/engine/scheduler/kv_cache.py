@@ -100,13 +100,14 @@ class KVCache:
         blocks = table.blocks[rows, indices].tolist()
         # One gather for all: each of these slots lives in another corner of the memory.
         tokens = table.token_blocks[rows, indices]
+        memory, size = tokens.tobytes(), tokens[0].nbytes
         for row, (slot, index) in enumerate(zip(rows.tolist(), indices.tolist(), strict=True)):
             request = table.requests[slot]
             assert request is not None, f"slot {slot} is free"
             hashes = request.hashes
             if index == len(hashes):
                 parent = hashes[-1] if hashes else self._hasher.root(request.cache_salt.encode())
-                hashes.append(self._hasher.extend(parent, tokens[row]))
+                hashes.append(self._hasher.extend(parent, memory[row * size : (row + 1) * size]))
             self.prefix.insert(hashes[index], blocks[row])
 
     def reset(self) -> None:

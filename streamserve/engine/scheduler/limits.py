@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# A prompt that takes more steps than that to read, alone, is a document.
+_STEPS_OF_A_DOCUMENT = 4
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -40,6 +43,11 @@ class SchedulerLimits:
         )
         assert min(at_least_one) >= 1, self
         assert self.long_prefill_token_threshold >= 0, self
+
+    @property
+    def document_tokens(self) -> int:
+        """Reading more tokens than that is reading a document, which may be paced."""
+        return _STEPS_OF_A_DOCUMENT * self.max_num_batched_tokens
 
     @property
     def capacity_tokens(self) -> int:

@@ -29,6 +29,23 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMix:
+    """What a step consists of.
+
+    Attributes:
+        num_tokens: that run in it.
+        num_document_tokens: those of them by which documents are read.
+        others_run: somebody runs who reads no document.
+        others_decode: of those, nobody runs more than one token.
+    """
+
+    num_tokens: int
+    num_document_tokens: int
+    others_run: bool
+    others_decode: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """The tokens of one step, a row for each request that sampled one and still runs.
 

@@ -10,18 +10,25 @@ need a block, join, leave or are cut short are touched one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
 from streamserve.engine.scheduler.admission import Admission, why_impossible
 from streamserve.engine.scheduler.deadlines import Deadlines
+from streamserve.engine.scheduler.flight import Flight
 from streamserve.engine.scheduler.growth import Growth
 from streamserve.engine.scheduler.kv_cache import KVCache
 from streamserve.engine.scheduler.limits import SchedulerLimits
-from streamserve.engine.scheduler.output import PromptRows, SchedulerStatistics, StepOutput
+from streamserve.engine.scheduler.output import (
+    PromptRows,
+    SchedulerStatistics,
+    StepMix,
+    StepOutput,
+)
 from streamserve.engine.scheduler.policy import make_queue
-from streamserve.engine.scheduler.sharing import share_budget
+from streamserve.engine.scheduler.sharing import pace_documents, share_budget
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
 from streamserve.engine.step import Join, StepDiff, StepResult
@@ -34,48 +41,28 @@ __all__ = ["Scheduler", "SchedulerLimits", "SchedulerStatistics", "StepOutput"]
 _STATE_OF = {Finish.STOP: State.FINISHED_STOPPED, Finish.LENGTH: State.FINISHED_LENGTH}
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step that the worker runs.
-
-    Attributes:
-        step: its number.
-        slots: intp[n], who runs.
-        counts: int64[n], how many tokens each.
-        sampling: intp[k], those of `slots` that reach the end of their known tokens.
-        is_uniform: every running request runs one token and samples one; if nobody joins or leaves, the next
-            step is the same again.
-        is_repeat: it is the same as the step before.
-        version: of the table, when the step was decided.
-    """
-
-    step: int
-    slots: Slots
-    counts: Counts
-    sampling: Slots
-    is_uniform: bool
-    is_repeat: bool
-    version: int
-
-
 class Scheduler:
     """All requests of one engine, from `add` to their last token.
 
     Call `schedule`, let a worker run the step, call `settle` with what it sampled, and so on. `add`, the
     aborts and `expire` may be called at any time between, also while a step runs.
 
-    One step is in flight at a time. To overlap steps, `_flight` becomes a queue; `schedule` itself advances
-    `num_computed` and, for a request that samples, `num_tokens` (its token is not known yet, but the worker
-    has it); `settle` fills in the token ids and publishes what was advanced. What a step brought for a slot
-    that was given up, or given to somebody else, after it was scheduled is told by `joined_step` and dropped
-    already. Blocks may be given back while a step in flight still writes to them, provided that the worker
-    runs steps in order: only settled blocks can be found, so nobody reads what is written there.
+    Steps may overlap: `schedule` can be called again before the last step is settled, as long as a worker
+    runs them in order and they are settled in order. A token that has been sampled and is not known here yet
+    counts as known (the worker has it, and that is who reads it), so a request goes on without it. That it
+    was the last one by its length is known all the same; that it was a stop token turns out one step late,
+    and what the step after it brought is dropped (`joined_step` tells). Blocks may be given back while a step
+    in flight still writes to them: only settled blocks can be found, so nobody reads what is written there.
+    When memory is short, what is in flight settles before anybody is preempted.
 
     Args:
         limits: sizes.
         hasher: hashes the blocks that generated tokens complete; frontends hash prompts with the same secret.
         policy: the order in which waiting requests get their turn: `fcfs`, `priority` or `fair`
             (streamserve.engine.scheduler.policy).
+
+    Attributes:
+        mix: what the step consists of that was scheduled last.
     """
 
     def __init__(self, limits: SchedulerLimits, hasher: BlockHasher, policy: str = "fcfs") -> None:
@@ -90,13 +77,14 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_expired = 0
         self._num_sampled = 0
-        self._flight: _Flight | None = None
-        self._last: _Flight | None = None
+        self.mix = StepMix(0, 0, False, False)
+        self._flights: deque[Flight] = deque()
+        self._last: Flight | None = None
         self._step = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether any request runs or waits; exactly then `schedule` has something to run."""
+        """Whether any request runs or waits; with nothing in flight, `schedule` has something to run then."""
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
@@ -158,56 +146,68 @@ class Scheduler:
         self._num_expired += len(expired)
         return expired
 
-    def schedule(self) -> StepDiff | None:
-        """Decides the next step; None when there is nothing to run.
+    def schedule(self, document_tokens: int | None = None) -> StepDiff | None:
+        """Decides the next step; None when there is nothing to run, or nothing before a step is settled.
 
         When the step is the last one again, this costs a few vector operations, and Python only for the
         requests that need a block.
+
+        Args:
+            document_tokens: most tokens by which documents are read if others run too, but for the first one
+                of a document that comes in; None for no limit.
         """
-        assert self._flight is None, f"step {self._step} has not been settled"
         last = self._last
-        unchanged = last is not None and last.is_uniform and last.version == self._table.version
+        unchanged = last is not None and last.repeats > 0 and last.version == self._table.version
         if last is not None and unchanged and self._growth.grow_decodes():
-            slots, counts = last.slots, last.counts
+            slots, counts = last.slots, None
+            num_running_tokens = len(slots)
         else:
             last = None
-            slots, counts = self._bring_forward()
+            forward = self._bring_forward(document_tokens)
+            if forward is None:
+                return None
+            slots, counts = forward
+            num_running_tokens = int(counts.sum())
         joins: list[Join] = []
         join_counts: list[int] = []
         if not self._growth.was_short:
-            budget = self._limits.max_num_batched_tokens - int(counts.sum())
-            is_shared = last is None and bool((counts > 1).any())
-            joins, join_counts = self._admission.admit(budget, self._step + 1, is_shared=is_shared)
+            budget = self._limits.max_num_batched_tokens - num_running_tokens
+            is_shared = counts is not None and bool((counts > 1).any())
+            joins, join_counts = self._admission.admit(
+                budget,
+                self._step + 1,
+                is_shared=is_shared,
+                document_tokens=document_tokens if len(slots) else None,
+            )
         if last is not None and not joins:
             return self._repeat(last)
         if len(slots) or joins:
             return self._launch(slots, counts, joins, join_counts)
         return None
 
-    def take_begun(self) -> list[int]:
-        """When the requests had arrived (wall clock, ns) that have begun to run since the last call."""
-        begun = self._admission.begun_ns
+    def take_begun(self) -> list[Request]:
+        """The requests that have begun to run since the last call."""
+        begun = self._admission.begun
         if begun:
-            self._admission.begun_ns = []
+            self._admission.begun = []
         return begun
 
     def settle(self, result: StepResult) -> StepOutput:
         """Takes in a step's tokens: they are known now, full blocks findable, finished requests gone. Hot."""
-        flight, table = self._flight, self._table
-        assert flight is not None, f"no step is in flight, but {result.step} came back"
+        assert self._flights, f"no step is in flight, but {result.step} came back"
+        flight, table = self._flights[0], self._table
         assert flight.step == result.step, (flight.step, result.step)
         assert np.array_equal(flight.sampling, result.slots), (flight.sampling, result.slots)
-        self._flight = None
-        self._advance(flight)
-        slots, token_ids, logprobs = flight.sampling, result.token_ids, result.logprobs
+        self._flights.popleft()
+        self._publish(flight)
+        slots, positions = flight.sampling, flight.positions
+        token_ids, logprobs = result.token_ids, result.logprobs
         if flight.version != table.version:
-            # Somebody was aborted meanwhile: what was computed for them is for nobody.
+            # Somebody has left meanwhile: what was computed for them is for nobody.
             present = table.present(slots, flight.step)
-            slots, token_ids = slots[present], token_ids[present]
+            slots, positions, token_ids = slots[present], positions[present], token_ids[present]
             logprobs = None if logprobs is None else logprobs.rows(present)
-        positions = table.num_tokens[slots]
         table.tokens[slots, positions] = token_ids
-        table.num_tokens[slots] = positions + 1
         output = StepOutput(
             frontends=table.frontend[slots],
             streams=table.stream[slots],
@@ -258,34 +258,70 @@ class Scheduler:
             assert all(request.state.is_queued == is_queued for request in requests), requests
         assert set(self._requests.values()) == {*queued, *running}
         assert len(self._requests) == len(queued) + len(running)
+        assert self._flights or (self._table.num_tokens < self._table.stops.limit)[self._table.order].all()
 
-    def _bring_forward(self) -> tuple[Slots, Counts]:
+    def _bring_forward(self, document_tokens: int | None) -> tuple[Slots, Counts] | None:
         """The running requests and how many tokens each of them runs, after those who had to give way.
 
-        Each runs one token at least (streamserve.engine.scheduler.sharing). The budget has that many: another
-        is let in only when it has something left beyond what the running ones run.
+        Each runs one token at least (streamserve.engine.scheduler.sharing), unless it reads a document. The
+        budget has that many: another is let in only when it has something left beyond what the running ones
+        run. None if somebody would have to give way while steps are in flight: they may bring the end of
+        somebody.
         """
         limits, table = self._limits, self._table
         slots = table.order
+        if self._flights:
+            # Whose last token is in flight has nothing left to run.
+            slots = slots[table.num_tokens[slots] < table.stops.limit[slots]]
         counts = table.num_tokens[slots] - table.num_computed[slots]
+        documents = table.is_document[slots] & (counts > 1)
         if limits.long_prefill_token_threshold:
             counts = np.minimum(counts, limits.long_prefill_token_threshold)
         counts = share_budget(counts, limits.max_num_batched_tokens, keeps_seat=self._admission.is_open)
-        slots, counts = self._growth.grow(slots, counts)
-        assert counts.all(), (slots, counts)
-        return slots, counts
+        if document_tokens is not None:
+            counts = pace_documents(counts, documents, document_tokens)
+        grown = self._growth.grow(slots, counts, may_preempt=not self._flights)
+        if grown is None:
+            return None
+        slots, counts = grown
+        runs = counts > 0
+        return grown if runs.all() else (slots[runs], counts[runs])
 
-    def _launch(self, slots: Slots, counts: Counts, joins: list[Join], join_counts: list[int]) -> StepDiff:
-        """The step is decided: notes it for `settle`, and words it for the worker."""
+    def _launch(
+        self, slots: Slots, counts: Counts | None, joins: list[Join], join_counts: list[int]
+    ) -> StepDiff:
+        """The step is decided: notes it for `settle`, and words it for the worker.
+
+        Args:
+            slots: the running requests that run.
+            counts: how many tokens each of them runs; None for one.
+            joins, join_counts: those who come in, and how many tokens each of them runs.
+        """
         table = self._table
+        if counts is None:
+            counts = np.ones(len(slots), dtype=np.int64)
         slots = np.concatenate([slots, np.array([join.slot for join in joins], dtype=np.intp)])
         counts = np.concatenate([counts, np.array(join_counts, dtype=np.int64)])
-        samples = table.num_computed[slots] + counts == table.num_tokens[slots]
-        is_uniform = bool((counts == 1).all() and samples.all())
+        before, known = table.num_computed[slots], table.num_tokens[slots]
+        after = before + counts
+        samples = after == known
+        repeats = 0
+        if (counts == 1).all() and samples.all() and len(slots) == table.num_running:
+            repeats = int((table.stops.limit[slots] - known).min()) - 1
         self._step += 1
-        self._last = self._flight = _Flight(
-            self._step, slots, counts, slots[samples], is_uniform, is_repeat=False, version=table.version
+        flight = Flight(
+            step=self._step,
+            slots=slots,
+            before=before,
+            after=after,
+            sampling=slots[samples],
+            positions=known[samples],
+            is_repeat=False,
+            repeats=repeats,
+            version=table.version,
         )
+        self.mix = self._mix(slots, counts, samples)
+        self._take_off(flight)
         return StepDiff(
             step=self._step,
             leaves=table.take_leaves(),
@@ -296,32 +332,44 @@ class Scheduler:
             num_tokens=counts.astype(np.int32),
         )
 
-    def _repeat(self, last: _Flight) -> StepDiff:
+    def _mix(self, slots: Slots, counts: Counts, samples: npt.NDArray[np.bool_]) -> StepMix:
+        documents = self._table.is_document[slots] & ~(samples & (counts == 1))
+        others = counts[~documents]
+        return StepMix(
+            num_tokens=int(counts.sum()),
+            num_document_tokens=int(counts[documents].sum()),
+            others_run=bool(len(others)),
+            others_decode=bool((others == 1).all()),
+        )
+
+    def _repeat(self, last: Flight) -> StepDiff:
         """`_launch` for the step `last` once more; nobody has joined or left. Hot."""
         self._step += 1
-        self._last = self._flight = _Flight(
-            self._step, last.slots, last.counts, last.sampling, True, is_repeat=True, version=last.version
-        )
+        self._take_off(last.again())
         return StepDiff(
             step=self._step,
             append_slots=self._growth.append_slots,
             append_blocks=self._growth.append_blocks,
         )
 
-    def _advance(self, flight: _Flight) -> None:
-        """The tokens of the step are computed; blocks that they filled can be found from now on. Hot."""
-        table = self._table
-        slots, counts = flight.slots, flight.counts
-        if flight.version != table.version:
-            present = table.present(slots, flight.step)
-            slots, counts = slots[present], counts[present]
-        before = table.num_computed[slots]
-        after = before + counts
-        table.num_computed[slots] = after
-        if self._kv.caches_prefixes:
-            self._kv.publish(slots, before, after)
+    def _take_off(self, flight: Flight) -> None:
+        """For all that follows the step is done: its tokens are computed, what it samples is known. Hot."""
+        self._last = flight
+        self._flights.append(flight)
+        self._table.num_computed[flight.slots] = flight.after
+        self._table.num_tokens[flight.sampling] = flight.positions + 1
 
-    def _prompt_rows(self, flight: _Flight, result: StepResult) -> list[PromptRows]:
+    def _publish(self, flight: Flight) -> None:
+        """The tokens of the step are computed: blocks that they filled can be found from now on. Hot."""
+        if not self._kv.caches_prefixes:
+            return
+        slots, before, after = flight.slots, flight.before, flight.after
+        if flight.version != self._table.version:
+            present = self._table.present(slots, flight.step)
+            slots, before, after = slots[present], before[present], after[present]
+        self._kv.publish(slots, before, after)
+
+    def _prompt_rows(self, flight: Flight, result: StepResult) -> list[PromptRows]:
         """What the step brought of prompts' log probabilities, without what was reported before.
 
         A request that was preempted computes its prompt again, and the worker does not know what of it was

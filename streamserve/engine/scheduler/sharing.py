@@ -16,6 +16,7 @@ which they came, at half speed or better, and a short one behind them begins in 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from streamserve.engine.scheduler.table import Counts
 
@@ -40,6 +41,26 @@ def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
     most[reading] += min((rest - first) // num_others, half)
     most[reading[0]] = 1 + first
     return np.minimum(wanted, most)
+
+
+def pace_documents(counts: Counts, documents: npt.NDArray[np.bool_], most: int) -> Counts:
+    """Cuts what documents run to `most` tokens together, the longest running first; some may get none.
+
+    Nothing is cut when only documents run.
+
+    Args:
+        counts: int64[n], tokens that each running request would run.
+        documents: bool[n], which of them read a document.
+        most: see `streamserve.engine.pacing`.
+    """
+    (rows,) = documents.nonzero()
+    if len(rows) in (0, len(counts)):
+        return counts
+    wanted = counts[rows]
+    before = wanted.cumsum() - wanted
+    paced = counts.copy()
+    paced[rows] = np.clip(most - before, 0, wanted)
+    return paced
 
 
 def newcomer_share(left: int, budget: int, *, is_followed: bool, is_shared: bool) -> int:

@@ -77,7 +77,6 @@ class Request:
         arrival: place in the order of arrival; the scheduler gives it.
         next_prompt_logprob: position of the first prompt token whose log probabilities are still to be
             reported; `num_prompt` when there is none, as in requests that did not ask.
-        arrival_ns: wall clock at acceptance, ns since 1970.
         num_cached: prompt tokens found in the prefix cache at its first admission; None before that.
         slot: its row in the arrays while it runs, else None.
     """
@@ -85,7 +84,6 @@ class Request:
     __slots__ = (
         "_state",
         "arrival",
-        "arrival_ns",
         "cache_salt",
         "deadline_ns",
         "frontend",
@@ -115,7 +113,6 @@ class Request:
         self.tokens: npt.NDArray[np.int32] = add.tokens
         self.hashes: list[bytes] = list(add.block_hashes)
         self.arrival = 0
-        self.arrival_ns = add.arrival_ns
         self.next_prompt_logprob = add.num_prompt if add.params.prompt_logprobs is None else 1
         self.num_cached: int | None = None
         self.slot: int | None = None

@@ -21,11 +21,14 @@ class StopRules:
     Args:
         max_num_seqs: slots.
         eos_token_ids: tokens that end any request which does not ignore them.
+
+    Attributes:
+        limit: int64[max_num_seqs], tokens that each may grow to, prompt included.
     """
 
     def __init__(self, max_num_seqs: int, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
-        self._limit = np.full(max_num_seqs, BEYOND, dtype=np.int64)
+        self.limit = np.full(max_num_seqs, BEYOND, dtype=np.int64)
         self._eos_from = np.full(max_num_seqs, BEYOND, dtype=np.int64)
         self._stops_from = np.full(max_num_seqs, BEYOND, dtype=np.int64)
         self._stop_ids: dict[int, frozenset[int]] = {}
@@ -34,7 +37,7 @@ class StopRules:
         """`request` now runs in `slot` and may grow to `limit` tokens, prompt included."""
         params = request.params
         earliest = request.num_prompt + params.min_tokens
-        self._limit[slot] = limit
+        self.limit[slot] = limit
         self._eos_from[slot] = BEYOND if params.ignore_eos else earliest
         if params.stop_token_ids:
             self._stops_from[slot] = earliest
@@ -58,7 +61,7 @@ class StopRules:
             positions: int64[n], the place of the new token in its request.
             token_ids: int32[n], the new token.
         """
-        finish = np.where(positions + 1 >= self._limit[slots], np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
+        finish = np.where(positions + 1 >= self.limit[slots], np.uint8(Finish.LENGTH), np.uint8(Finish.NONE))
         for eos in self._eos_token_ids:
             is_eos = token_ids == eos
             if is_eos.any():

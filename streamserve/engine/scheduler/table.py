@@ -30,10 +30,12 @@ class RequestTable:
             reached yet takes no memory.
         token_blocks: the same memory as int32[max_num_seqs, blocks, block_size].
         blocks: int32[max_num_seqs, most blocks of a request], block tables.
-        num_tokens: int64, how many tokens are known.
-        num_computed: int64, how many of them have their K and V in the cache.
+        num_tokens: int64, how many tokens are known here or, from a step in flight, to the worker.
+        num_computed: int64, how many of them have their K and V in the cache, or will have when the steps in
+            flight have run.
         capacity: int64, tokens that the block table has room for; endless for a free slot.
         joined_step: int64, the step in which the request took the slot.
+        is_document: bool, whether the request had a document to read when it took the slot.
         generation: int64, of the prefix cache when the request took the slot (see `KVCache`).
         priority: int64, arrival: int64, for choosing whom to preempt.
         stream, frontend: whose the tokens are.
@@ -56,6 +58,7 @@ class RequestTable:
         self.num_computed = np.zeros(rows, dtype=np.int64)
         self.capacity = np.full(rows, BEYOND, dtype=np.int64)
         self.joined_step = np.full(rows, _NEVER, dtype=np.int64)
+        self.is_document = np.zeros(rows, dtype=bool)
         self.generation = np.zeros(rows, dtype=np.int64)
         self.priority = np.zeros(rows, dtype=np.int64)
         self.arrival = np.zeros(rows, dtype=np.int64)
@@ -141,7 +144,7 @@ class RequestTable:
         return leaves
 
     def known_tokens(self, slot: int) -> Int32Array:
-        """int32[num_tokens], a copy."""
+        """int32[num_tokens], a copy; only while no step is in flight."""
         return self.tokens[slot, : self.num_tokens[slot]].copy()
 
     def block_row(self, slot: int) -> Int32Array:
@@ -181,5 +184,5 @@ class RequestTable:
             else:
                 assert request.slot == slot, (request.slot, slot)
                 limit = self._limits.limit(request.num_prompt, request.params.max_tokens)
-                assert 0 <= self.num_computed[slot] < self.num_tokens[slot] < limit, slot
+                assert 0 <= self.num_computed[slot] < self.num_tokens[slot] <= limit, slot
                 assert self.num_computed[slot] <= self.capacity[slot], slot

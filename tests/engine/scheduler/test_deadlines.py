@@ -16,7 +16,7 @@ from streamserve.sampling import SamplingParams
 
 def make_request(arrival: int, deadline_ns: int) -> Request:
     tokens, params = np.zeros(1, dtype=np.int32), SamplingParams(max_tokens=1)
-    request = Request(0, AddRequest(arrival, 0, tokens, 1, params, [], deadline_ns=deadline_ns))
+    request = Request(0, AddRequest(arrival, tokens, 1, params, [], deadline_ns=deadline_ns))
     request.arrival = arrival
     return request
 

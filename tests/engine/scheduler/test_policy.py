@@ -31,7 +31,7 @@ def queue_of(policy: str) -> RequestQueue:
 def make_request(arrival: int, priority: int = 0, tenant: str = "", num_prompt: int = 1) -> Request:
     tokens = np.zeros(num_prompt, dtype=np.int32)
     params = SamplingParams(max_tokens=10)
-    add = AddRequest(arrival, 0, tokens, num_prompt, params, [], priority, tenant=tenant)
+    add = AddRequest(arrival, tokens, num_prompt, params, [], priority, tenant=tenant)
     request = Request(0, add)
     request.arrival = arrival
     return request

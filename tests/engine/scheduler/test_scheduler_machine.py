@@ -18,6 +18,8 @@ from streamserve.engine.step import StepDiff
 from streamserve.errors import RequestFailed
 from streamserve.sampling import SamplingParams
 
+# Steps in flight.
+DEPTHS = st.sampled_from([1, 2, 2, 3])
 POLICIES = st.sampled_from(["fcfs", "priority", "fair"])
 
 
@@ -128,9 +130,9 @@ def finish(harness: Harness) -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(limits=sizes(), policy=POLICIES, first=st.lists(wishes(), max_size=6))
-    def start(self, limits, policy, first):
-        self.harness = Harness(limits, policy)
+    @initialize(limits=sizes(), policy=POLICIES, depth=DEPTHS, first=st.lists(wishes(), max_size=6))
+    def start(self, limits, policy, depth, first):
+        self.harness = Harness(limits, policy, depth)
         self.worker = self.harness.worker = ChangingWorker(limits)
         self.add(first)
 
@@ -177,6 +179,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             for stream in live:
                 stream.aborted = True
 
+    @rule(most=st.sampled_from([None, 0, 1, 3]))
+    def pace_documents(self, most):
+        self.harness.document_tokens = most
+
     @rule()
     def reset_prefix_cache(self):
         assert self.harness.scheduler.reset_prefix_cache() == self.harness.limits.enable_prefix_caching
@@ -204,9 +210,9 @@ TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, dead
 
 
 @settings(max_examples=150, deadline=None)
-@given(limits=sizes(), policy=POLICIES, crowd=st.lists(wishes(), min_size=2, max_size=14))
-def test_a_crowd_at_once(limits, policy, crowd):
-    harness = Harness(limits, policy)
+@given(limits=sizes(), policy=POLICIES, depth=DEPTHS, crowd=st.lists(wishes(), min_size=2, max_size=14))
+def test_a_crowd_at_once(limits, policy, depth, crowd):
+    harness = Harness(limits, policy, depth)
     for wish in crowd:
         add(harness, wish)
     finish(harness)

@@ -23,7 +23,7 @@ WAYS: dict[State, list[State]] = {
 
 def request_in(state: State) -> Request:
     tokens = np.arange(3, dtype=np.int32)
-    request = Request(1, AddRequest(5, 0, tokens, 3, SamplingParams(max_tokens=1), []))
+    request = Request(1, AddRequest(5, tokens, 3, SamplingParams(max_tokens=1), []))
     for move in WAYS[state]:
         request.move(move)
     assert request.state is state
