@@ -3,6 +3,8 @@
 The supervisor writes one document for each child into an anonymous memory file and passes its descriptor in
 argv (`python -m streamserve.engine.process --bootstrap FD`). All other descriptors are numbers inside it.
 Back to the supervisor goes a line of JSON at a time over the ready pipe, at start-up only.
+
+Children start before it is known what they serve, which may take a download: the model comes by a notice.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from streamserve.config import Config
+from streamserve.ipc.doorbell import Doorbell
+from streamserve.ipc.notice import Notice
 
 # What the supervisor sends a child that is to stop in good order. SIGTERM and SIGINT are blocked in children:
 # a terminal or a service manager sends those to the whole process group at once, and only the supervisor
@@ -25,20 +30,65 @@ STOP_ORDER = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that is on this machine and in the one format that all processes read.
+
+    Attributes:
+        path: folder with config.json, tokenizer.json and, unless `load_format` is dummy, safetensors weights.
+        name: what the API calls it.
+        dtype: float32, bfloat16 or float16.
+        load_format: safetensors or dummy.
+    """
+
+    path: Path
+    name: str
+    dtype: str
+    load_format: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data, for the way to other processes."""
+        return {**dataclasses.asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, str]) -> ResolvedModel:
+        """The inverse of `to_dict`."""
+        return cls(**{**data, "path": Path(data["path"])})
+
+    def publish(self, notice: Notice) -> None:
+        """Tells it to every process that reads `notice`; whoever waits must be woken besides."""
+        notice.publish(json.dumps(self.to_dict()).encode())
+
+    @classmethod
+    def read(cls, notice: Notice) -> ResolvedModel | None:
+        """The model in `notice`; None as long as it is not known."""
+        text = notice.read()
+        return cls.from_dict(json.loads(text)) if text else None
+
+    @classmethod
+    def wait(cls, notice: Notice, bell: Doorbell) -> ResolvedModel:
+        """The model in `notice`, as soon as it is known; `bell` is rung then."""
+        while (model := cls.read(notice)) is None:
+            bell.wait(None)
+        return model
+
+
+@dataclass(frozen=True, slots=True)
 class Channel:
-    """The descriptors of one frontend ↔ engine pair.
+    """One frontend ↔ engine pair: its descriptors, and which process it is that has the frontend's end.
 
     Attributes:
         request_ring: segment of the ring frontend → engine.
         delta_ring: segment of the ring engine → frontend.
         frontend_bell: eventfd that wakes the frontend (deltas, ring space, status).
         engine_bell: eventfd that wakes the engine; the same one for every frontend.
+        incarnation: how many processes had the frontend's end before and died.
     """
 
     request_ring: int
     delta_ring: int
     frontend_bell: int
     engine_bell: int
+    incarnation: int = 0
 
     def descriptors(self) -> tuple[int, ...]:
         """All of them, for `pass_fds`."""
@@ -50,17 +100,16 @@ class Bootstrap:
     """Everything a child is told.
 
     Attributes:
-        role: `engine` or `frontend`.
-        index: number of this frontend (0 for the engine).
+        role: `model`, `engine` or `frontend`.
+        index: number of this frontend (0 for the others).
         epoch: number of this engine start.
         secret: hex of the block-hash key of this server run.
-        model_path: local folder that holds config.json, tokenizer.json and the weights.
-        model_name: the name the API serves it under.
         config: `Config.to_dict()`.
-        channels: one for each frontend; a frontend gets its own only.
+        channels: one for each frontend; a frontend gets its own only, and who prepares the model none.
         lifeline: pipe that reads end-of-file when the supervisor is gone.
         ready: pipe for start-up reports to the supervisor.
-        board: segment of the status board (streamserve.ipc.board).
+        model: notice with the `ResolvedModel` (engine and frontends only, else -1).
+        board: segment of the status board (streamserve.ipc.board; as `model`).
         listen: the bound TCP socket (frontends only, else -1).
         progress: notice of how far the start is (streamserve.ipc.notice; frontends only, else -1).
         metrics: segment of the rows of all frontends (streamserve.frontend.metrics; frontends only, else -1).
@@ -70,20 +119,19 @@ class Bootstrap:
     index: int
     epoch: int
     secret: str
-    model_path: str
-    model_name: str
     config: dict[str, dict[str, Any]]
     channels: tuple[Channel, ...]
     lifeline: int
     ready: int
-    board: int
+    model: int = -1
+    board: int = -1
     listen: int = -1
     progress: int = -1
     metrics: int = -1
 
     def descriptors(self) -> tuple[int, ...]:
         """Every descriptor the child must inherit."""
-        own = (self.lifeline, self.ready, self.board, self.listen, self.progress, self.metrics)
+        own = (self.lifeline, self.ready, self.model, self.board, self.listen, self.progress, self.metrics)
         return tuple(fd for fd in own if fd >= 0) + tuple(fd for c in self.channels for fd in c.descriptors())
 
     def settings(self) -> Config:

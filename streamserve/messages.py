@@ -8,16 +8,22 @@ read a memoryview in place and must be done with it (or have copied) before the 
     ADD    one request, tokens and hashes         HELLO  what the engine is and can hold (JSON)
     ABORT  streams nobody waits for any more      STEP   one step's tokens for this frontend
     CALL   control call (JSON)                    REPLY  answer to a CALL (JSON)
-                                                  STATS  gauges and counters (JSON)
+    HANDOVER  to another frontend process         STATS  gauges and counters (JSON)
                                                   PROMPT_LOGPROBS  of a part of one prompt
                                                   RELAY  what another frontend asks (JSON)
+                                                  BEGUN  streams that begin to run
 
 A stream is named by the frontend: `generation << 32 | slot`. The engine only hands it back.
 
+A frontend that dies is followed by another on the same two rings; its place tells whose a frame is. In the
+request ring the supervisor writes a HANDOVER behind the last frame of the dead one, with the `incarnation` of
+its successor (how many there were before it): the engine drops all requests from before that. It answers with
+a HELLO, which names the incarnation that it is for: a frontend heeds nothing that comes before its own HELLO.
+
 CALL bodies are `{"method": …}`: `ping` and `reset_prefix_cache` are answered `{"ok": …}`. `relay` with a
-`body` goes to every other frontend as a RELAY `{"origin": frontend, "body": …}` under the same call id and is
+`body` goes to every other frontend as a RELAY `{"origin": …, "body": …}` under the same call id and is
 answered `{"asked": number of them}`. Each of those calls `relay_reply` with `to` (the origin), `call_id` and
-its `body`, which reaches the one that asked as one more REPLY, `{"answer": body}`.
+its `body`, which reaches the one that asked, if it still lives, as one more REPLY, `{"answer": body}`.
 
 STATS is flat; all values are whole numbers. Counters go up from the start of the engine.
 
@@ -28,9 +34,7 @@ STATS is flat; all values are whole numbers. Counters go up from the start of th
     prompt_tokens                 counter: prompt tokens of requests that began to run, found ones included
     generation_tokens             counter: tokens sampled
     steps, step_tokens            counters: steps; tokens that ran in them, prefill and decode together
-    step_tokens_le_1 … _le_8192   counters: steps of at most so many tokens, each including the one before
-    begun, queue_ns               counters: requests that began to run; how long they had waited since arrival
-    queue_ms_le_300 … _le_7680000 counters: of those, the ones that had waited at most so long
+    step_tokens_le_1 … _le_16384  counters: steps of at most so many tokens, each including the one before
     schedule_ns, execute_ns,      counters: host time of all steps, in three parts: taking messages in and
     settle_ns                     deciding; the worker; taking tokens in and sending them
     last_schedule_ns, last_…      the same of the last step alone
@@ -61,12 +65,14 @@ class Kind(IntEnum):
     ADD = 1
     ABORT = 2
     CALL = 3
+    HANDOVER = 4
     HELLO = 16
     STEP = 17
     REPLY = 18
     STATS = 19
     PROMPT_LOGPROBS = 20
     RELAY = 21
+    BEGUN = 22
 
 
 class Finish(IntEnum):
@@ -85,15 +91,19 @@ _CALL = struct.Struct("<II")
 _EPOCH = struct.Struct("<I")
 # epoch, number of streams
 _ABORT = struct.Struct("<II")
+# epoch, incarnation
+_HANDOVER = struct.Struct("<II")
+# epoch, number of streams, moment
+_BEGUN = struct.Struct("<IIQ")
 # epoch, streams, tokens, flags, step
 _STEP = struct.Struct("<IIIIQ")
 # Which columns a STEP frame has besides streams and tokens; above them how many top tokens a row of logprobs.
 _HAS_COUNTS, _HAS_CACHED, _HAS_FINISH, _HAS_LOGPROBS, _NUM_TOP_SHIFT = 1, 2, 4, 8, 8
 # epoch, first position, stream, positions, top tokens at each of them
 _PROMPT_LOGPROBS = struct.Struct("<IIQII")
-# epoch, pad, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
+# epoch, pad, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
 # num_hashes, num_stop_ids, temperature, top_p, min_p, flags, deadline_ns
-_ADD = struct.Struct("<IIQQqIIIIIiIIdddIQ")
+_ADD = struct.Struct("<IIQqIIIIIiIIdddIQ")
 _IGNORE_EOS = 1
 # Rare parameters, sent as JSON behind the rest when they are not at their defaults.
 _RARE_PARAMS = (
@@ -115,7 +125,6 @@ class AddRequest:
 
     Attributes:
         stream: the frontend's name for it, u64.
-        arrival_ns: wall clock at acceptance, ns since 1970.
         tokens: int32[num_prompt + tokens so far].
         num_prompt: how many of `tokens` are prompt; the rest was generated before (a resumed stream).
         params: sampling settings; `max_tokens` counts from the end of the prompt.
@@ -128,7 +137,6 @@ class AddRequest:
     """
 
     stream: int
-    arrival_ns: int
     tokens: npt.NDArray[np.int32]
     num_prompt: int
     params: SamplingParams
@@ -146,7 +154,6 @@ def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
         epoch,
         0,
         request.stream,
-        request.arrival_ns,
         params.seed,
         request.num_prompt,
         len(request.tokens) - request.num_prompt,
@@ -193,7 +200,7 @@ def _decode_rare(tail: memoryview) -> tuple[dict[str, Any], str, str]:
 def decode_add(payload: memoryview) -> AddRequest:
     """The request in an ADD frame; owns its memory."""
     header = _ADD.unpack_from(payload)
-    (_, _, stream, arrival_ns, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
+    (_, _, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
      num_hashes, num_stops, temperature, top_p, min_p, flags, deadline_ns) = header  # fmt: skip
     num_tokens = num_prompt + num_output
     tokens_end = _ADD.size + 4 * num_tokens
@@ -219,7 +226,6 @@ def decode_add(payload: memoryview) -> AddRequest:
     )
     return AddRequest(
         stream=stream,
-        arrival_ns=arrival_ns,
         tokens=tokens,
         num_prompt=num_prompt,
         params=params,
@@ -251,6 +257,17 @@ def decode_abort(payload: memoryview) -> list[int]:
     return streams
 
 
+def encode_handover(epoch: int, incarnation: int) -> list[Buffer]:
+    """The HANDOVER frame that comes before the frames of frontend `incarnation`."""
+    return [_HANDOVER.pack(epoch, incarnation)]
+
+
+def decode_handover(payload: memoryview) -> int:
+    """The incarnation in a HANDOVER frame."""
+    _, incarnation = _HANDOVER.unpack_from(payload)
+    return int(incarnation)
+
+
 def encode_json(epoch: int, body: Any) -> list[Buffer]:
     """A HELLO or STATS frame."""
     return [_EPOCH.pack(epoch), orjson.dumps(body)]
@@ -270,6 +287,21 @@ def decode_call(payload: memoryview) -> tuple[int, Any]:
     """`(call_id, body)` of a CALL, REPLY or RELAY frame."""
     _, call_id = _CALL.unpack_from(payload)
     return call_id, orjson.loads(payload[_CALL.size :])
+
+
+def encode_begun(epoch: int, streams: Sequence[int], moment_ns: int) -> list[Buffer]:
+    """A BEGUN frame: `streams` run from `moment_ns` on, on the monotonic clock that all processes share.
+
+    Once for each stream, before its first token; a stream that is preempted later does not begin again.
+    """
+    return [_BEGUN.pack(epoch, len(streams), moment_ns), np.asarray(streams, dtype="<u8").tobytes()]
+
+
+def decode_begun(payload: memoryview) -> tuple[list[int], int]:
+    """`(streams, moment_ns)` of a BEGUN frame."""
+    _, count, moment_ns = _BEGUN.unpack_from(payload)
+    streams: list[int] = np.frombuffer(payload, "<u8", count, _BEGUN.size).tolist()
+    return streams, moment_ns
 
 
 def epoch_of(payload: memoryview) -> int:

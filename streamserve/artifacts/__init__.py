@@ -1,5 +1,5 @@
 """From what the operator calls a model to a local folder that the other processes can read."""
 
-from streamserve.artifacts.resolve import ResolvedModel, resolve_model
+from streamserve.artifacts.resolve import resolve_model
 
-__all__ = ["ResolvedModel", "resolve_model"]
+__all__ = ["resolve_model"]

@@ -6,14 +6,13 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.artifacts.aliases import ALIASES, DEFAULT_ALIAS
 from streamserve.artifacts.cache import ModelCache, cache_root
-from streamserve.artifacts.gguf_convert import ARCHITECTURES, CONVERTER_VERSION, convert_gguf
 from streamserve.artifacts.gguf_header import read_architecture
 from streamserve.artifacts.hub import fetch_from_hub, is_hub_id
+from streamserve.bootstrap import ResolvedModel
 from streamserve.config import ModelConfig
 from streamserve.errors import ConfigError
 from streamserve.worker.models.config import read_decoder_config
@@ -23,23 +22,6 @@ Progress = Callable[[str, float], None]
 _GGUF_SUFFIX = ".gguf"
 _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """A model that is on this machine and in the one format that the other processes read.
-
-    Attributes:
-        path: folder with config.json, tokenizer.json and, unless `load_format` is dummy, safetensors weights.
-        name: what the API calls it.
-        dtype: float32, bfloat16 or float16.
-        load_format: safetensors or dummy.
-    """
-
-    path: Path
-    name: str
-    dtype: str
-    load_format: str
 
 
 def resolve_model(
@@ -105,6 +87,9 @@ def _locate(config: ModelConfig, progress: Progress) -> tuple[Path, str]:
 
 def _converted(source: Path, name: str, dtype: str, cache: ModelCache, progress: Progress) -> Path:
     """The folder that the GGUF file `source` was or is now converted to."""
+    # Here, so that a model that needs no conversion does not wait for numpy.
+    from streamserve.artifacts.gguf_convert import ARCHITECTURES, CONVERTER_VERSION, convert_gguf
+
     status = source.stat()
     identity = f"{CONVERTER_VERSION}\0{source}\0{status.st_size}\0{status.st_mtime_ns}"
     fingerprint = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()

@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.executor.base import Executor
+from streamserve.engine.executor.base import Executor, PendingStep
 from streamserve.engine.meter import StepMeter
 from streamserve.engine.outbox import Outbox
-from streamserve.engine.scheduler.scheduler import Scheduler, StepOutput
+from streamserve.engine.pacing import DocumentPacer
+from streamserve.engine.scheduler.output import StepMix, StepOutput
+from streamserve.engine.scheduler.scheduler import Scheduler
 from streamserve.engine.scheduler.states import Request
-from streamserve.engine.step import StepDiff
 from streamserve.errors import InvalidRequest, RequestFailed
 from streamserve.ipc.ring import RingReader
 from streamserve.messages import (
@@ -30,6 +32,7 @@ from streamserve.messages import (
     decode_abort,
     decode_add,
     decode_call,
+    decode_handover,
     epoch_of,
     stream_of_add,
 )
@@ -40,10 +43,20 @@ _DECODERS: dict[Kind, Callable[[memoryview], Any]] = {
     Kind.ADD: decode_add,
     Kind.ABORT: decode_abort,
     Kind.CALL: decode_call,
+    Kind.HANDOVER: decode_handover,
 }
 _BROKEN_FRAME = (struct.error, ValueError, KeyError, TypeError, AttributeError, InvalidRequest)
 
 Rows = slice | npt.NDArray[np.bool_] | npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that workers run: what it consists of, and when it was handed to them."""
+
+    pending: PendingStep
+    mix: StepMix
+    submitted_ns: int
 
 
 class EngineCore:
@@ -55,6 +68,7 @@ class EngineCore:
         inboxes: the request ring of each frontend.
         outboxes: the way back to each of them, in the same order.
         epoch: this engine start; frames of another one are dropped.
+        document_share: most of the time that reading long documents may take while others run.
         wall_clock_ns: ns since 1970, for deadlines.
     """
 
@@ -66,6 +80,7 @@ class EngineCore:
         outboxes: Sequence[Outbox],
         epoch: int,
         *,
+        document_share: float = 1.0,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._scheduler = scheduler
@@ -74,32 +89,39 @@ class EngineCore:
         self._outboxes = outboxes
         self._epoch = epoch
         self._wall_clock_ns = wall_clock_ns
+        self._in_flight: deque[_InFlight] = deque()
+        self._executed_ns = 0
         self._num_steps = 0
-        self._num_step_tokens = 0
         self._meter = StepMeter()
+        self._pacer = DocumentPacer(document_share)
 
     def step(self) -> bool:
-        """Runs one step. False when there was nothing to run. Hot."""
+        """Launches as many steps as may be in flight, and takes in the first of them. Hot.
+
+        False when there was nothing to run.
+        """
         began_ns = time.perf_counter_ns()
         self.admit()
         self._expire()
-        diff = self._scheduler.schedule()
-        if diff is None:
+        self._launch()
+        if not self._in_flight:
             return False
-        for arrival_ns in self._scheduler.take_begun():
-            self._meter.record_begin(self._wall_clock_ns() - arrival_ns)
-        scheduled_ns = time.perf_counter_ns()
-        result = self._executor.execute(diff)
+        launched_ns = time.perf_counter_ns()
+        step = self._in_flight.popleft()
+        result = step.pending.result()
         executed_ns = time.perf_counter_ns()
         self._deliver(self._scheduler.settle(result))
         self._num_steps += 1
         settled_ns = time.perf_counter_ns()
         self._meter.record(
-            self._count_tokens(diff),
-            scheduled_ns - began_ns,
-            executed_ns - scheduled_ns,
-            settled_ns - executed_ns,
+            step.mix.num_tokens, launched_ns - began_ns, executed_ns - launched_ns, settled_ns - executed_ns
         )
+        if step.mix.others_run:
+            # A step that was submitted behind another began when that one ended.
+            seconds = (executed_ns - max(step.submitted_ns, self._executed_ns)) / 1e9
+            mix = step.mix
+            self._pacer.record(seconds, mix.num_document_tokens, others_decode=mix.others_decode)
+        self._executed_ns = executed_ns
         return True
 
     def admit(self) -> None:
@@ -110,10 +132,6 @@ class EngineCore:
                     self._handle(frontend, kind, payload)
                 del messages, payload
                 inbox.release()
-
-    def abort_frontend(self, frontend: int) -> int:
-        """Drops all requests of a frontend that is gone; how many there were."""
-        return self._scheduler.abort_frontend(frontend)
 
     def seconds_to_deadline(self) -> float | None:
         """How long nothing needs to be done if nothing comes in; None for as long as one likes."""
@@ -141,11 +159,13 @@ class EngineCore:
         elif kind == Kind.ABORT:
             for stream in command:
                 self._scheduler.abort(frontend, stream)
+        elif kind == Kind.HANDOVER:
+            self._hand_over(frontend, command)
         else:
             call_id, body = command
             try:
                 self._call(frontend, call_id, body)
-            except (AttributeError, IndexError, KeyError, TypeError) as error:
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 logger.error("a call from frontend %d cannot be carried out: %r", frontend, error)
                 self._outboxes[frontend].reply(call_id, {"ok": False, "error": "malformed call"})
 
@@ -155,6 +175,12 @@ class EngineCore:
         except RequestFailed as error:
             logger.warning("refused: %s", error)
             self._end(frontend, [request.stream], Finish.ERROR)
+
+    def _hand_over(self, frontend: int, incarnation: int) -> None:
+        """The frontend died: drops all that it asked for. What comes from now on is of its successor."""
+        num_aborted = self._scheduler.abort_frontend(frontend)
+        logger.warning("frontend %d is gone, and %d requests with it", frontend, num_aborted)
+        self._outboxes[frontend].reset(incarnation)
 
     def _call(self, frontend: int, call_id: int, body: dict[str, Any]) -> None:
         outbox = self._outboxes[frontend]
@@ -166,7 +192,7 @@ class EngineCore:
         elif method == "relay":
             self._relay(frontend, call_id, body["body"])
         elif method == "relay_reply":
-            self._outboxes[body["to"]].reply(body["call_id"], {"answer": body["body"]})
+            self._relay_reply(body["to"], body["call_id"], body["body"])
         else:
             outbox.reply(call_id, {"ok": False, "error": f"unknown method {method!r}"})
 
@@ -175,7 +201,14 @@ class EngineCore:
         others = [outbox for frontend, outbox in enumerate(self._outboxes) if frontend != origin]
         self._outboxes[origin].reply(call_id, {"asked": len(others)})
         for outbox in others:
-            outbox.relay(call_id, {"origin": origin, "body": body})
+            outbox.relay(call_id, {"origin": (origin, self._outboxes[origin].incarnation), "body": body})
+
+    def _relay_reply(self, origin: tuple[int, int], call_id: int, body: Any) -> None:
+        frontend, incarnation = origin
+        outbox = self._outboxes[frontend]
+        # A successor of the one that asked has calls of its own under the same ids.
+        if outbox.incarnation == incarnation:
+            outbox.reply(call_id, {"answer": body})
 
     def _expire(self) -> None:
         """Ends what has waited too long, before it could be scheduled. Costs nothing without deadlines."""
@@ -186,11 +219,23 @@ class EngineCore:
         for frontend, requests in groupby(expired, key=_frontend_of):
             self._end(frontend, [request.stream for request in requests], Finish.EXPIRED)
 
-    def _count_tokens(self, diff: StepDiff) -> int:
-        """Tokens that the step runs; a step that says nothing of them is like the one before."""
-        if diff.num_tokens is not None:
-            self._num_step_tokens = int(diff.num_tokens.sum())
-        return self._num_step_tokens
+    def _announce(self, begun: list[Request]) -> None:
+        """Tells the frontends which of their requests have begun to run just now."""
+        moment_ns = time.monotonic_ns()
+        begun.sort(key=_frontend_of)
+        for frontend, requests in groupby(begun, key=_frontend_of):
+            self._outboxes[frontend].begun([request.stream for request in requests], moment_ns)
+
+    def _launch(self) -> None:
+        """Decides steps and hands them to the workers, until enough are in flight. Hot."""
+        while len(self._in_flight) < self._executor.depth:
+            diff = self._scheduler.schedule(self._pacer.allowance())
+            if diff is None:
+                return
+            if begun := self._scheduler.take_begun():
+                self._announce(begun)
+            submitted_ns = time.perf_counter_ns()
+            self._in_flight.append(_InFlight(self._executor.submit(diff), self._scheduler.mix, submitted_ns))
 
     def _deliver(self, output: StepOutput) -> None:
         """Routes one step's tokens to the frontends, as array slices. Hot."""

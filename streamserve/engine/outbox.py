@@ -6,13 +6,14 @@ merged by stream, and goes out as soon as there is room: memory is bounded by th
     outgoing ◄─ control frames, in order ◄─ backlog: unsent tokens by stream
     (joined, waits for room)
 
-Control frames overtake tokens, never the other way round: log probabilities of a prompt come before its
-stream's first token.
+Control frames overtake tokens, never the other way round: that a stream has begun, and log probabilities of
+its prompt, come before its first token.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from streamserve.messages import (
     Kind,
     Logprobs,
     StepTokens,
+    encode_begun,
     encode_call,
     encode_json,
     encode_prompt_logprobs,
@@ -85,11 +87,14 @@ class Outbox:
     Args:
         writer: the frontend's delta ring.
         epoch: this engine start.
+        incarnation: which process reads it (streamserve.messages).
     """
 
-    def __init__(self, writer: RingWriter, epoch: int) -> None:
+    def __init__(self, writer: RingWriter, epoch: int, incarnation: int = 0) -> None:
+        self.incarnation = incarnation
         self._writer = writer
         self._epoch = epoch
+        self._facts: dict[str, Any] | None = None
         self._control: deque[tuple[Kind, bytes]] = deque()
         self._backlog: dict[int, _Unsent] = {}
         self._outgoing: tuple[Kind, bytes] | None = None
@@ -100,6 +105,18 @@ class Outbox:
         """Whether something waits for room in the ring."""
         is_sending = self._outgoing is not None or self._fragments is not None
         return is_sending or bool(self._control or self._backlog)
+
+    def reset(self, incarnation: int) -> None:
+        """Turns to the process that follows one that died: drops what waits, and says HELLO.
+
+        A message that has begun to leave is finished. Like all else in the ring it comes before the HELLO, so
+        nobody heeds it.
+        """
+        self.incarnation = incarnation
+        self._control.clear()
+        self._backlog.clear()
+        if self._facts is not None:
+            self.hello(self._facts)
 
     def step(self, tokens: StepTokens) -> None:
         """Sends one step's tokens. Hot: once a step.
@@ -124,9 +141,14 @@ class Outbox:
             rows = logprobs.rows(slice(at, at + fitting))
             self._send(Kind.PROMPT_LOGPROBS, encode_prompt_logprobs(self._epoch, stream, start + at, rows))
 
+    def begun(self, streams: Sequence[int], moment_ns: int) -> None:
+        """Tells since when streams run; they must not have had a token yet."""
+        self._send(Kind.BEGUN, encode_begun(self._epoch, streams, moment_ns))
+
     def hello(self, facts: dict[str, Any]) -> None:
-        """Tells the frontend that the engine serves, and what it can hold."""
-        self._send(Kind.HELLO, encode_json(self._epoch, facts))
+        """Tells the frontend, and each process that follows it, that the engine serves, and what it holds."""
+        self._facts = facts
+        self._send(Kind.HELLO, encode_json(self._epoch, {**facts, "incarnation": self.incarnation}))
 
     def stats(self, numbers: dict[str, Any]) -> None:
         """Sends gauges and counters; left out while the ring is full, as newer ones follow."""

@@ -1,33 +1,37 @@
 """The engine process: `python -m streamserve.engine.process --bootstrap FD`.
 
-Loads the model, says so, then loops: rings in, step, rings out. Blocks while there is nothing to do, so an
-idle server costs no processor time. Ends when the supervisor says so, or at once when that is gone.
+Waits for the model, loads it, says so, then loops: rings in, step, rings out. Blocks while there is nothing
+to do, so an idle server costs no processor time. Ends when the supervisor says so, or at once when that is
+gone.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe
+from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe, ResolvedModel
 from streamserve.config import Config
 from streamserve.engine.core import EngineCore
 from streamserve.engine.executor.inline import InlineExecutor
+from streamserve.engine.executor.threaded import ThreadedExecutor
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from streamserve.errors import ConfigError
 from streamserve.hashing import BlockHasher
 from streamserve.ipc.doorbell import Doorbell
+from streamserve.ipc.notice import Notice
 from streamserve.ipc.ring import RingReader, RingWriter
 from streamserve.ipc.segment import Segment
 from streamserve.lifeline import watch_lifeline
 from streamserve.logs import configure_logging
-from streamserve.worker.spec import WorkerFacts, WorkerSpec
+from streamserve.worker.spec import WorkerFacts, WorkerSpec, parse_capture_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,10 @@ LONGEST_SLEEP_S = 3600.0
 
 # (most requests in a step, token budget of a step) where the operator sets none.
 _DEFAULT_BATCH = {"cpu": (64, 512), "cuda": (256, 8192)}
+# Tokens in a KV cache block where the operator says nothing. Small ones are shared more often, large ones
+# are found faster.
+_DEFAULT_BLOCK = {"cpu": 16, "cuda": 64}
+_FLASH_ATTN_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +64,17 @@ def open_rings(bootstrap: Bootstrap) -> Rings:
         requests = Segment.attach(channel.request_ring)
         deltas = Segment.attach(channel.delta_ring)
         inboxes.append(RingReader(requests.view, frontend_bell))
-        outboxes.append(Outbox(RingWriter(deltas.view, frontend_bell), bootstrap.epoch))
+        writer = RingWriter(deltas.view, frontend_bell)
+        outboxes.append(Outbox(writer, bootstrap.epoch, channel.incarnation))
     return Rings(inboxes, outboxes, Doorbell.attach(bootstrap.channels[0].engine_bell))
 
 
-def worker_spec(bootstrap: Bootstrap, config: Config) -> WorkerSpec:
+def worker_spec(config: Config, device: str, model: ResolvedModel) -> WorkerSpec:
     """What the worker is to serve, with the defaults that depend on the device filled in.
 
     Raises:
         ConfigError: the token budget is smaller than the batch.
     """
-    device = InlineExecutor.device(config.model.device)
     max_num_seqs, budget = _DEFAULT_BATCH[device]
     max_num_seqs = config.scheduler.max_num_seqs or max_num_seqs
     budget = config.scheduler.max_num_batched_tokens or max(budget, max_num_seqs)
@@ -76,19 +84,27 @@ def worker_spec(bootstrap: Bootstrap, config: Config) -> WorkerSpec:
             "every request in a step needs at least one token."
         )
     return WorkerSpec(
-        model_path=bootstrap.model_path,
-        load_format=config.model.load_format,
-        dtype=config.model.dtype,
+        model_path=str(model.path),
+        load_format=model.load_format,
+        dtype=model.dtype,
         device=device,
         seed=config.model.seed or 0,
         max_model_len=config.model.max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        block_size=config.cache.block_size,
+        block_size=config.cache.block_size or _default_block(config.worker.attention_backend, device),
         kv_cache_memory=config.cache.kv_cache_memory,
         num_blocks_override=config.cache.num_gpu_blocks_override,
         cpu_threads=config.worker.cpu_threads,
+        attention_backend=config.worker.attention_backend,
+        cudagraph_mode="NONE" if config.worker.enforce_eager else config.worker.cudagraph_mode,
+        cudagraph_capture_sizes=parse_capture_sizes(config.worker.cudagraph_capture_sizes),
+        lazy_graphs=config.worker.lazy_graphs,
     )
+
+
+def _default_block(attention_backend: str, device: str) -> int:
+    return _FLASH_ATTN_BLOCK if attention_backend == "flash_attn" else _DEFAULT_BLOCK[device]
 
 
 def scheduler_limits(spec: WorkerSpec, facts: WorkerFacts, config: Config) -> SchedulerLimits:
@@ -105,11 +121,12 @@ def scheduler_limits(spec: WorkerSpec, facts: WorkerFacts, config: Config) -> Sc
     )
 
 
-def hello(bootstrap: Bootstrap, spec: WorkerSpec, facts: WorkerFacts, config: Config) -> dict[str, Any]:
+def hello(bootstrap: Bootstrap, name: str, spec: WorkerSpec, facts: WorkerFacts) -> dict[str, Any]:
     """The body of the HELLO frame."""
     return {
         "epoch": bootstrap.epoch,
-        "model": bootstrap.model_name,
+        "pid": os.getpid(),
+        "model": name,
         "max_model_len": facts.max_model_len,
         "vocab_size": facts.vocab_size,
         "block_size": spec.block_size,
@@ -117,7 +134,7 @@ def hello(bootstrap: Bootstrap, spec: WorkerSpec, facts: WorkerFacts, config: Co
         "kv_capacity_tokens": facts.num_blocks * spec.block_size,
         "max_num_seqs": spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "enable_prefix_caching": config.cache.enable_prefix_caching,
+        "enable_prefix_caching": bootstrap.settings().cache.enable_prefix_caching,
         "eos_token_ids": list(facts.eos_token_ids),
     }
 
@@ -182,17 +199,27 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     """
     config = bootstrap.settings()
     rings = open_rings(bootstrap)
-    spec = worker_spec(bootstrap, config)
-    executor = InlineExecutor(spec)
+    # Imports torch, which takes seconds: meanwhile the model may arrive.
+    device = InlineExecutor.device(config.model.device)
+    model = ResolvedModel.wait(Notice.attach(bootstrap.model), rings.bell)
+    spec = worker_spec(config, device, model)
+    executor = ThreadedExecutor(spec) if config.scheduler.async_scheduling else InlineExecutor(spec)
     facts = executor.start(ready.progress)
     hasher = BlockHasher(bytes.fromhex(bootstrap.secret), spec.block_size)
     limits, policy = scheduler_limits(spec, facts, config), config.scheduler.scheduling_policy
     scheduler = Scheduler(limits, hasher, policy)
-    core = EngineCore(scheduler, executor, rings.inboxes, rings.outboxes, bootstrap.epoch)
+    core = EngineCore(
+        scheduler,
+        executor,
+        rings.inboxes,
+        rings.outboxes,
+        bootstrap.epoch,
+        document_share=config.scheduler.document_share,
+    )
     loop = EngineLoop(core, rings)
     signal.signal(STOP_ORDER, loop.stop)
     for outbox in rings.outboxes:
-        outbox.hello(hello(bootstrap, spec, facts, config))
+        outbox.hello(hello(bootstrap, model.name, spec, facts))
     # What lives now lives for good: keep it out of every later garbage collection.
     gc.collect()
     gc.freeze()

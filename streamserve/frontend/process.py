@@ -1,9 +1,10 @@
 """The frontend process: `python -m streamserve.frontend.process --bootstrap FD`.
 
-It accepts connections before the engine has loaded and answers 503 until then. When told to stop (STOP_ORDER;
-SIGTERM or SIGINT where nobody blocked them) it answers 503 to what is new, lets streams finish for the drain
-time, ends the rest with an error event and exits with 0; the same signal again ends it at once. It never
-outlives the supervisor (lifeline).
+It accepts connections before the model is there (streamserve.frontend.reception) and before the engine has
+loaded it, and answers 503 until then. When told to stop (STOP_ORDER; SIGTERM or SIGINT where nobody blocked
+them) it answers 503 to what is new, lets streams finish for the drain time, ends the rest with an error event
+and exits with 0; the same signal again, or any before it serves, ends it at once. It never outlives the
+supervisor (lifeline).
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from random import Random
 
 import uvloop
 
-from streamserve.bootstrap import Bootstrap, ReadyPipe
+from streamserve.bootstrap import Bootstrap, ReadyPipe, ResolvedModel
 from streamserve.config import Config
 from streamserve.errors import ConfigError
 from streamserve.frontend.api.app import build_app
@@ -35,9 +35,10 @@ from streamserve.frontend.limits import Admission
 from streamserve.frontend.mailbox import StreamTable
 from streamserve.frontend.metrics import Layout, Metrics, Row
 from streamserve.frontend.pump import Pump
+from streamserve.frontend.reception import Reception, build_reception
 from streamserve.frontend.registry import Registry
 from streamserve.frontend.sender import Sender
-from streamserve.frontend.server import build_server
+from streamserve.frontend.server import FrontendServer, build_server
 from streamserve.frontend.text.detokenize import Detokenizers
 from streamserve.frontend.text.template import ChatTemplate, special_tokens
 from streamserve.frontend.text.tokenize import PromptTokenizer, read_json
@@ -62,19 +63,21 @@ def build_client(bootstrap: Bootstrap, config: Config, board: StatusBoard) -> En
     writer = RingWriter(Segment.attach(channel.request_ring).view, Doorbell.attach(channel.engine_bell))
     reader = RingReader(Segment.attach(channel.delta_ring).view, Doorbell.attach(channel.engine_bell))
     sender, streams = Sender(writer), StreamTable()
-    pump = Pump(reader, sender, board, own_bell, streams)
+    pump = Pump(reader, sender, board, own_bell, streams, incarnation=channel.incarnation)
     # Each frontend has its share of the places; connections spread over them evenly enough.
     admission = Admission(-(-config.server.max_waiting // config.server.api_workers))
     return EngineClient(pump, sender, streams, admission, config.supervisor.heartbeat_timeout)
 
 
-def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient, registry: Registry) -> Service:
+def build_service(
+    bootstrap: Bootstrap, config: Config, model: ResolvedModel, client: EngineClient, registry: Registry
+) -> Service:
     """The model's text side, read from its folder.
 
     Raises:
         ConfigError: a file of the model is missing or cannot be used.
     """
-    folder = Path(bootstrap.model_path)
+    folder = model.path
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     bos_token = special_tokens(tokenizer_config).get("bos_token")
     tokenizer = PromptTokenizer.load(folder, bos_token)
@@ -89,7 +92,7 @@ def build_service(bootstrap: Bootstrap, config: Config, client: EngineClient, re
         # Each frontend draws another sequence, the same one at every start with the same seed.
         seeds=Random(secrets.token_bytes(16) if seed is None else f"{seed}/{bootstrap.index}"),
         threads=ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize"),
-        model_name=bootstrap.model_name,
+        model_name=model.name,
         created_s=int(time.time()),
         max_body_bytes=config.server.max_body_bytes,
         ping_interval_s=config.server.sse_ping_interval,
@@ -118,6 +121,7 @@ def build_deployment(
         rows=rows,
         index=bootstrap.index,
         tracer=None if endpoint is None else Tracer.to(endpoint),
+        supervisor=os.getppid(),
     )
 
 
@@ -126,11 +130,29 @@ def build_registry(deployment: Deployment, rows: memoryview) -> Registry:
     layout = Layout(deployment.keys.names)
     start = layout.row_bytes * deployment.index
     row = Row(layout, rows[start : start + layout.row_bytes])
-    row.reset_gauges()
+    row.take_over(os.getpid())
     return Registry(Metrics(row))
 
 
-def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
+async def model_of(notice: Notice, bell: Doorbell) -> ResolvedModel:
+    """The model in `notice`, as soon as it is known; `bell` is rung then."""
+    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+
+    def hear() -> None:
+        bell.clear()
+        rung.set()
+
+    loop.add_reader(bell.fileno(), hear)
+    try:
+        while (model := ResolvedModel.read(notice)) is None:
+            await rung.wait()
+            rung.clear()
+        return model
+    finally:
+        loop.remove_reader(bell.fileno())
+
+
+async def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     """Runs the frontend to its end.
 
     Raises:
@@ -138,19 +160,32 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     """
     config = bootstrap.settings()
     listen = socket.socket(fileno=bootstrap.listen)
+    notice = Notice.attach(bootstrap.model)
     board = StatusBoard.attach(bootstrap.board)
-    client = build_client(bootstrap, config, board)
     rows = Segment.attach(bootstrap.metrics).view
     deployment = build_deployment(bootstrap, config, board, rows)
-    service = build_service(bootstrap, config, client, build_registry(deployment, rows))
-    app = build_app(service, deployment)
-    facts = {"pid": os.getpid()}
-    server = build_server(app, service, config, lambda: ready.ready(facts))
+    registry = build_registry(deployment, rows)
+    reception = Reception(build_reception(deployment, registry.metrics), config)
+    model = ResolvedModel.read(notice)
+    if model is None:
+        await reception.open(listen)
+        model = await model_of(notice, Doorbell.attach(bootstrap.channels[0].frontend_bell))
+
+    def take_over() -> None:
+        reception.close()
+        ready.ready({"pid": os.getpid()})
+
+    def build(model: ResolvedModel) -> FrontendServer:
+        client = build_client(bootstrap, config, board)
+        service = build_service(bootstrap, config, model, client, registry)
+        return build_server(build_app(service, deployment), service, config, take_over)
+
+    # A large vocabulary takes a second to read; in a thread, the reception goes on meanwhile.
+    server = await asyncio.to_thread(build, model)
     # What lives now lives for good: keep it out of every later garbage collection.
     gc.collect()
     gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server.serve(sockets=[listen]))
+    await server.serve(sockets=[listen])
 
 
 def main() -> int:
@@ -163,7 +198,8 @@ def main() -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     ready = ReadyPipe(bootstrap.ready)
     try:
-        serve(bootstrap, ready)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(bootstrap, ready))
     except ConfigError as error:
         ready.failed(_one_line(error))
         return 2

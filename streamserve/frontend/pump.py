@@ -26,6 +26,7 @@ from streamserve.messages import (
     Kind,
     Logprobs,
     StepTokens,
+    decode_begun,
     decode_call,
     decode_json,
     decode_prompt_logprobs,
@@ -39,6 +40,7 @@ _BROKEN_FRAME = (struct.error, ValueError, KeyError, TypeError)
 # Seconds that streams have to end with an error before a frontend with a damaged ring exits.
 LAST_WORDS_S = 1.0
 
+NS_PER_S = 1e9
 PULSE_INTERVAL_S = 0.25
 PING_AFTER_S = 1.0
 # Reads before the loop may run other work. A read takes up to 256 frames.
@@ -86,6 +88,7 @@ class EngineFacts:
     """What an engine says about itself when it is ready (the HELLO frame)."""
 
     epoch: int
+    pid: int
     model: str
     max_model_len: int
     vocab_size: int
@@ -141,6 +144,7 @@ class Pump:
         board: the supervisor's status board.
         bell: this frontend's doorbell.
         streams: where the mailboxes are.
+        incarnation: which process on this channel it is (streamserve.messages).
 
     Attributes:
         engine: the engine that serves now, or None while there is none.
@@ -149,7 +153,14 @@ class Pump:
     """
 
     def __init__(
-        self, reader: Reader, sender: Sender, board: Board, bell: Bell, streams: StreamTable
+        self,
+        reader: Reader,
+        sender: Sender,
+        board: Board,
+        bell: Bell,
+        streams: StreamTable,
+        *,
+        incarnation: int = 0,
     ) -> None:
         self.engine: EngineFacts | None = None
         self.gauges: dict[str, Any] = {}
@@ -159,6 +170,7 @@ class Pump:
         self._board = board
         self._bell = bell
         self._streams = streams
+        self._incarnation = incarnation
         self._calls = Calls(sender)
         self._pulse = Pulse()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -266,12 +278,14 @@ class Pump:
 
     def _handle(self, kind: int, payload: memoryview) -> None:
         if kind == Kind.HELLO:
-            self._meet(EngineFacts.of(decode_json(payload)))
+            self._take_hello(decode_json(payload))
         elif self.engine is None or epoch_of(payload) != self.engine.epoch:
-            # From an engine that is gone.
+            # From an engine that is gone, or for a frontend that is.
             return
         elif kind == Kind.STEP:
             self._route(payload)
+        elif kind == Kind.BEGUN:
+            self._note_begun(*decode_begun(payload))
         elif kind == Kind.PROMPT_LOGPROBS:
             stream, _, logprobs = decode_prompt_logprobs(payload)
             mailbox = self._streams.find(stream)
@@ -305,6 +319,12 @@ class Pump:
                 mailbox.put(tokens[at:end], finish)
             at = end
 
+    def _note_begun(self, streams: Sequence[int], moment_ns: int) -> None:
+        for stream in streams:
+            mailbox = self._streams.find(stream)
+            if mailbox is not None:
+                mailbox.began_s = moment_ns / NS_PER_S
+
     def _route_logprobs(self, step: StepTokens, logprobs: Logprobs) -> None:
         """Hands each stream that asked the rows of its tokens, which follow."""
         at = 0
@@ -323,6 +343,11 @@ class Pump:
             answer = None
         reply = {"method": "relay_reply", "to": question["origin"], "call_id": call_id, "body": answer}
         self._calls.send(epoch, reply)
+
+    def _take_hello(self, body: dict[str, Any]) -> None:
+        # One for a process that is gone may still lie in the ring, and tokens of its streams after it.
+        if body["incarnation"] == self._incarnation:
+            self._meet(EngineFacts.of(body))
 
     def _meet(self, engine: EngineFacts) -> None:
         if self.engine is not None:

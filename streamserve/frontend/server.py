@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,7 +25,9 @@ from streamserve.frontend.websocket_protocol import StreamSocketProtocol
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (STOP_ORDER, signal.SIGTERM, signal.SIGINT)
-# After the drain time streams end by themselves with an error event; what is stuck even then is cancelled.
+# After the drain time streams end by themselves with an error event. A connection that is there even then
+# waits for a client that does not read, and is cut off before uvicorn would cancel its task.
+CUT_OFF_AFTER_S = 1.5
 CANCEL_AFTER_S = 3
 # A WebSocket message is a request body in an envelope.
 ENVELOPE_BYTES = 4096
@@ -98,8 +100,15 @@ class FrontendServer(uvicorn.Server):
         self._service.draining.set()
         self._deadline_s = loop.time() + self._drain_timeout_s
         loop.call_at(self._deadline_s, client.fail_all, "The server is shutting down.")
+        loop.call_at(self._deadline_s + CUT_OFF_AFTER_S, self._cut_off)
         for connection in list(self.server_state.connections):
             connection.shutdown()
+
+    def _cut_off(self) -> None:
+        """Drops what is left of the HTTP connections; WebSockets look after themselves."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedHttpProtocol):
+                connection.transport.abort()
 
     def _stop(self, number: int) -> None:
         if number in self._received:
@@ -113,6 +122,16 @@ def build_server(
     app: ASGIApp, service: Service, config: Config, on_started: Callable[[], None]
 ) -> FrontendServer:
     """The HTTP server, to be run with `serve(sockets=[…])`.
+
+    Raises:
+        ConfigError: a file for HTTPS cannot be used.
+    """
+    settings = http_settings(app, config, lifespan="on")
+    return FrontendServer(settings, service, config.supervisor.drain_timeout, on_started)
+
+
+def http_settings(app: ASGIApp, config: Config, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    """uvicorn's settings for whatever answers on this server's port.
 
     Raises:
         ConfigError: a file for HTTPS cannot be used.
@@ -132,7 +151,7 @@ def build_server(
         # Text that comes a few bytes at a time gains little from it, and each message would pay.
         ws_per_message_deflate=False,
         loop="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -142,4 +161,4 @@ def build_server(
     )
     settings.load()
     settings.ssl = context
-    return FrontendServer(settings, service, config.supervisor.drain_timeout, on_started)
+    return settings

@@ -64,8 +64,10 @@ class ServerStatus:
     def describe(self) -> dict[str, Any]:
         """The status word and, while a model loads, how far that is."""
         word = self.word
-        body: dict[str, Any] = {"status": word}
-        if word in ("loading", "restarting"):
-            said = self._progress.read()
-            body["progress"] = json.loads(said) if said else None
-        return body
+        return while_loading(word, self._progress) if word in ("loading", "restarting") else {"status": word}
+
+
+def while_loading(word: str, progress: Progress) -> dict[str, Any]:
+    """The body of an answer during a start: what it is called, and how far it is."""
+    said = progress.read()
+    return {"status": word, "progress": json.loads(said) if said else None}

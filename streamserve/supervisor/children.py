@@ -18,6 +18,19 @@ _READ_BYTES = 65536
 _CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
+class ChildFailed(Exception):
+    """A child could not start, or ended while it was needed.
+
+    Args:
+        message: what happened, as the operator is told.
+        reported_by: the child that said so itself.
+    """
+
+    def __init__(self, message: str, reported_by: Child | None = None) -> None:
+        super().__init__(message)
+        self.reported_by = reported_by
+
+
 class Lifeline:
     """A pipe that reads end-of-file in every child once this process is gone, however it went.
 

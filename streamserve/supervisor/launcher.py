@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import socket
 from dataclasses import dataclass
 
-from streamserve.artifacts import ResolvedModel
 from streamserve.bootstrap import Bootstrap, Channel
 from streamserve.config import Config
+from streamserve.hashing import SECRET_BYTES
 from streamserve.supervisor.children import Child, Lifeline, spawn
 from streamserve.supervisor.segments import SharedState
-
-SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ChildModules:
     """What runs in the children."""
 
+    model: str = "streamserve.artifacts.process"
     engine: str = "streamserve.engine.process"
     frontend: str = "streamserve.frontend.process"
 
@@ -30,7 +28,6 @@ class Launcher:
 
     Args:
         config: all options.
-        model: what is served.
         modules: what runs in the children.
         shared: segments and bells.
         lifeline: ends the children when this process ends.
@@ -41,21 +38,26 @@ class Launcher:
         self,
         *,
         config: Config,
-        model: ResolvedModel,
         modules: ChildModules,
         shared: SharedState,
         lifeline: Lifeline,
         listener: socket.socket,
     ) -> None:
-        section = dataclasses.replace(config.model, dtype=model.dtype, load_format=model.load_format)
-        self._config = dataclasses.replace(config, model=section).to_dict()
-        self._model = model
+        self._config = config.to_dict()
         self._modules = modules
         self._shared = shared
         self._lifeline = lifeline
         self._listener = listener
         # Block hashes are keyed with it: a prompt cannot be crafted to hit another tenant's cache.
         self._secret = secrets.token_bytes(SECRET_BYTES).hex()
+
+    def model(self) -> Child:
+        """Starts what finds, downloads or converts the model, and ends when it has.
+
+        Raises:
+            OSError: no process could be started.
+        """
+        return self._start("model process", self._modules.model, role="model", index=0, epoch=0, channels=())
 
     def engine(self, epoch: int) -> Child:
         """Starts the engine, with the channels of all frontends.
@@ -69,7 +71,9 @@ class Launcher:
             role="engine",
             index=0,
             epoch=epoch,
-            channels=self._shared.channels,
+            channels=tuple(self._shared.channels),
+            model=self._shared.model.fd,
+            board=self._shared.board.fd,
         )
 
     def frontend(self, index: int, epoch: int) -> Child:
@@ -86,6 +90,8 @@ class Launcher:
             index=index,
             epoch=epoch,
             channels=(self._shared.channels[index],),
+            model=self._shared.model.fd,
+            board=self._shared.board.fd,
             listen=self._listener.fileno(),
             progress=self._shared.progress.fd,
             metrics=self._shared.metrics.fd,
@@ -100,7 +106,7 @@ class Launcher:
         index: int,
         epoch: int,
         channels: tuple[Channel, ...],
-        **for_frontends: int,
+        **segments: int,
     ) -> Child:
         reports_fd, ready_fd = os.pipe()
         bootstrap = Bootstrap(
@@ -108,14 +114,11 @@ class Launcher:
             index=index,
             epoch=epoch,
             secret=self._secret,
-            model_path=str(self._model.path),
-            model_name=self._model.name,
             config=self._config,
             channels=channels,
             lifeline=self._lifeline.read_end,
             ready=ready_fd,
-            board=self._shared.board.fd,
-            **for_frontends,
+            **segments,
         )
         try:
             return spawn(name, module, bootstrap, reports_fd)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import socket
 import sys
 
 import streamserve
-from streamserve.artifacts import ResolvedModel, resolve_model
 from streamserve.config import Config
 from streamserve.frontend.keys import KeyRing, with_key_files
 from streamserve.frontend.metrics import Layout
@@ -17,50 +15,38 @@ from streamserve.logs import configure_logging
 from streamserve.supervisor.children import Lifeline
 from streamserve.supervisor.launcher import ChildModules, Launcher
 from streamserve.supervisor.listener import bind, url_of
-from streamserve.supervisor.reports import ProgressLog
 from streamserve.supervisor.segments import SharedState
 from streamserve.supervisor.supervisor import Supervisor
 from streamserve.supervisor.watch import Watch
-
-logger = logging.getLogger(__name__)
 
 
 def serve(config: Config) -> int:
     """Serves until a signal or a failure; returns the exit code.
 
     Raises:
-        ConfigError: the address, the keys, the model or the memory is not as it must be.
+        ConfigError: the address, the keys or the memory is not as it must be.
     """
     configure_logging("supervisor", config.server.log_level, config.server.log_format)
     config = dataclasses.replace(config, auth=with_key_files(config.auth))
     with bind(config.server.host, config.server.port) as listener:
-        progress = ProgressLog(logger.info)
-        model = resolve_model(config.model, lambda what, done: progress.report("model", what, done))
-        return supervise(config, model, listener)
+        return supervise(config, listener)
 
 
-def supervise(
-    config: Config,
-    model: ResolvedModel,
-    listener: socket.socket,
-    modules: ChildModules | None = None,
-) -> int:
-    """Serves `model` on `listener` until a signal or a failure; returns the exit code.
+def supervise(config: Config, listener: socket.socket, modules: ChildModules | None = None) -> int:
+    """Serves on `listener` until a signal or a failure; returns the exit code.
 
     Raises:
         ConfigError: there is not enough memory for the rings.
     """
     url = url_of(listener, is_tls=config.tls.ssl_certfile is not None)
-    num_frontends = config.server.api_workers
-    metrics_bytes = Layout(KeyRing.of(config.auth).names).segment_bytes(num_frontends)
+    layout = Layout(KeyRing.of(config.auth).names)
     with (
-        contextlib.closing(SharedState(num_frontends, metrics_bytes)) as shared,
+        contextlib.closing(SharedState(config.server.api_workers, layout)) as shared,
         contextlib.closing(Lifeline()) as lifeline,
         Watch() as watch,
     ):
         launcher = Launcher(
             config=config,
-            model=model,
             modules=modules or ChildModules(),
             shared=shared,
             lifeline=lifeline,
@@ -72,7 +58,7 @@ def supervise(
             shared=shared,
             watch=watch,
             stop_listening=listener.close,
-            announce=lambda: _announce(model.name, url),
+            announce=lambda name: _announce(name, url),
         ).run()
 
 

@@ -1,9 +1,13 @@
 """PROCESS 0: starts the children, watches them, and ends with none of them left.
 
     STARTING ──all ready──► SERVING ──SIGTERM, SIGINT──► draining ──frontends gone──► engine stopped, exit 0
-        │                      │
-        └─a child fails─┐      └─a child ends──► (engine: a grace for the frontends to say so)──► exit 1
+        │                      │ │
+        │                      │ └─a frontend ends──► another is started; too often──► all stopped, exit 1
+        └─a child fails─┐      └─the engine ends──► a grace for the frontends to say so──► exit 1
                         └► all stopped, exit 1 (2: as configured it cannot run)
+
+The first child brings the model and ends. The others start when the model is there, or when it is clear that
+it takes a while, and then wait for it.
 
 A second signal kills whatever is left at once. While it serves, the supervisor sleeps in one `select`.
 """
@@ -19,10 +23,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from streamserve.bootstrap import STOP_ORDER
+from streamserve.bootstrap import STOP_ORDER, ResolvedModel
 from streamserve.config import SupervisorConfig
 from streamserve.ipc.board import EngineState
-from streamserve.supervisor.children import Child
+from streamserve.supervisor.children import Child, ChildFailed
+from streamserve.supervisor.frontends import Frontends
 from streamserve.supervisor.launcher import Launcher
 from streamserve.supervisor.reports import Failed, Progress, ProgressLog, Ready, Report
 from streamserve.supervisor.segments import SharedState
@@ -35,6 +40,9 @@ FIRST_EPOCH = 1
 STOP_GRACE_S = 5.0
 # What a frontend may take on top of the drain timeout to end what did not finish and close its connections.
 DRAIN_MARGIN_S = 10.0
+# What the model may take to be found before the others start. If it is on the disk, they would only slow that
+# down; if it is not to be had, they would start in vain.
+HEAD_START_S = 1.0
 # The exit code, of a child as of the server, that means: not as configured.
 CONFIG_EXIT_CODE = 2
 
@@ -51,24 +59,16 @@ class ForcedStop(Exception):
         self.number = number
 
 
-class ChildFailed(Exception):
-    """A child could not start, or ended while it was needed."""
-
-    def __init__(self, message: str, reported_by: Child | None = None) -> None:
-        super().__init__(message)
-        self.reported_by = reported_by
-
-
 class Supervisor:
     """Runs one server from start to end.
 
     Args:
-        config: time limits.
+        config: limits.
         launcher: starts the children.
         shared: where the engine's state is published.
         watch: what the supervisor waits with.
         stop_listening: closes this process's copy of the TCP socket.
-        announce: tells the operator that the server is ready.
+        announce: tells the operator that the server is ready, and the name of its model.
         clock: monotonic seconds.
     """
 
@@ -80,7 +80,7 @@ class Supervisor:
         shared: SharedState,
         watch: Watch,
         stop_listening: Callable[[], None],
-        announce: Callable[[], None],
+        announce: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -91,8 +91,10 @@ class Supervisor:
         self._announce = announce
         self._clock = clock
         self._progress = ProgressLog(logger.info)
+        self._preparation: Child | None = None
+        self._model: ResolvedModel | None = None
         self._engine: Child | None = None
-        self._frontends: list[Child] = []
+        self._frontends = Frontends(config, launcher, shared, watch, clock)
         self._epoch = FIRST_EPOCH
         self._is_serving = False
         self._undelivered: deque[Event] = deque()
@@ -117,32 +119,46 @@ class Supervisor:
             return self._fail(failure)
 
     def _start(self) -> None:
-        deadline = self._clock() + self._config.startup_timeout
         self._shared.publish(self._epoch, EngineState.STARTING)
-        self._launch()
-        while waiting := [child for child in self._children() if not child.is_ready]:
+        try:
+            self._prepare()
+            self._launch()
+        except OSError as error:
+            raise ChildFailed(f"a child process could not be started: {error}") from error
+        # A download takes as long as it takes.
+        while self._model is None:
+            for event in self._events(None):
+                self._handle(event)
+        deadline = self._clock() + self._config.startup_timeout
+        while waiting := [
+            child for child in self._children() if not child.is_ready or child is self._preparation
+        ]:
             if self._clock() >= deadline:
                 raise ChildFailed(self._timed_out(waiting[0]))
             for event in self._events(deadline - self._clock()):
                 self._handle(event)
         self._is_serving = True
-        self._announce()
+        self._announce(self._model.name)
+
+    def _prepare(self) -> None:
+        preparation = self._preparation = self._launcher.model()
+        self._watch.add(preparation)
+        deadline = self._clock() + HEAD_START_S
+        while self._model is None and self._progress.latest(preparation.name) is None:
+            if self._clock() >= deadline:
+                return
+            for event in self._events(deadline - self._clock()):
+                self._handle(event)
 
     def _launch(self) -> None:
-        # Side by side: a frontend answers /health long before the weights are read.
-        try:
-            self._engine = self._launcher.engine(self._epoch)
-            self._watch.add(self._engine)
-            for index in range(len(self._shared.channels)):
-                frontend = self._launcher.frontend(index, self._epoch)
-                self._frontends.append(frontend)
-                self._watch.add(frontend)
-        except OSError as error:
-            raise ChildFailed(f"a child process could not be started: {error}") from error
+        # Side by side: a frontend answers /live long before the weights are read.
+        self._engine = self._launcher.engine(self._epoch)
+        self._watch.add(self._engine)
+        self._frontends.start(self._epoch)
 
     def _serve(self) -> NoReturn:
         while True:
-            for event in self._events(None):
+            for event in self._events(self._frontends.tend()):
                 self._handle(event)
 
     def _handle(self, event: Event) -> None:
@@ -151,6 +167,10 @@ class Supervisor:
                 raise StopRequested
             case Reported(child, report):
                 self._hear(child, report)
+            case Exited(child) if child is self._preparation and self._model is not None:
+                self._preparation = None
+            case Exited(child) if self._is_serving and child is not self._engine:
+                self._frontends.bury(child)
             case Exited(child):
                 when = "" if self._is_serving else " while starting"
                 raise ChildFailed(f"the {child.name} {child.epitaph()}{when}")
@@ -159,14 +179,22 @@ class Supervisor:
         match report:
             case Progress(what, fraction):
                 self._progress.report(child.name, what, fraction)
-                if child is self._engine:
+                if child in (self._preparation, self._engine):
                     self._shared.report_progress(what, fraction)
+            case Ready(facts) if child is self._preparation:
+                child.is_ready = True
+                self._model = ResolvedModel.from_dict(facts)
+                self._shared.publish_model(self._model)
             case Ready(facts):
                 child.is_ready = True
                 details = ", ".join(f"{name} {value}" for name, value in facts.items())
                 logger.info("%s: ready%s", child.name, f" ({details})" if details else "")
                 if child is self._engine:
                     self._shared.publish(self._epoch, EngineState.READY)
+            case Failed(message) if self._is_serving and child is not self._engine:
+                logger.error("the %s cannot start: %s", child.name, message)
+            case Failed(message) if child is self._preparation:
+                raise ChildFailed(message, reported_by=child)
             case Failed(message):
                 raise ChildFailed(f"the {child.name} cannot start: {message}", reported_by=child)
 
@@ -188,15 +216,17 @@ class Supervisor:
         self._shared.publish(self._epoch, EngineState.DRAINING if has_engine else EngineState.DEAD)
         # While any copy of the socket is open the kernel goes on accepting connections, for nobody.
         self._stop_listening()
-        for frontend in self._frontends:
+        frontends = self._frontends.children
+        for frontend in frontends:
             frontend.send(STOP_ORDER)
-        in_time = self._await_end(self._frontends, self._config.drain_timeout + DRAIN_MARGIN_S)
-        lost = [child for child in self._children() if child.returncode]
+        in_time = self._await_end(frontends, self._config.drain_timeout + DRAIN_MARGIN_S)
+        # One that was only starting had no streams, and did not know the order yet.
+        lost = [child for child in self._children() if child.returncode and child.is_ready]
         for child in lost:
             _complain(f"the {child.name} {child.epitaph()} while streams were finishing")
         if not in_time:
             logger.warning("a frontend did not finish in time and is killed")
-            self._kill(self._frontends)
+            self._kill(frontends)
         self._terminate(self._children())
         return 1 if lost else 0
 
@@ -205,7 +235,7 @@ class Supervisor:
         _complain(str(failure))
         self._shared.publish(self._epoch, EngineState.DEAD)
         if self._is_serving and self._engine is not None and self._engine.returncode is not None:
-            self._await_end(self._frontends, self._config.engine_failure_grace)
+            self._await_end(self._frontends.children, self._config.engine_failure_grace)
         if failure.reported_by is not None:
             self._await_end([failure.reported_by], STOP_GRACE_S)
         self._terminate(self._children())
@@ -250,7 +280,8 @@ class Supervisor:
             yield self._undelivered.popleft()
 
     def _children(self) -> list[Child]:
-        return ([self._engine] if self._engine else []) + self._frontends
+        others = [child for child in (self._preparation, self._engine) if child is not None]
+        return others + self._frontends.children
 
 
 def _complain(message: str) -> None:

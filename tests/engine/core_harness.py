@@ -24,6 +24,7 @@ from streamserve.messages import (
     Kind,
     Logprobs,
     StepTokens,
+    decode_begun,
     decode_call,
     decode_json,
     decode_prompt_logprobs,
@@ -40,11 +41,24 @@ EPOCH = 3
 class FakeExecutor:
     """The fake worker of the scheduler's tests behind the engine's seam."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, depth: int = 1) -> None:
         self.worker = FakeWorker(limits)
+        self.depth = depth
+        self.num_submitted = 0
 
-    def execute(self, diff: StepDiff) -> StepResult:
-        return self.worker.execute(diff)
+    def submit(self, diff: StepDiff) -> FakePending:
+        self.num_submitted += 1
+        return FakePending(self.worker.execute(diff))
+
+
+@dataclass
+class FakePending:
+    """A step that has run already."""
+
+    step: StepResult
+
+    def result(self) -> StepResult:
+        return self.step
 
 
 @dataclass
@@ -67,11 +81,13 @@ class Received:
     tokens: list[int] = field(default_factory=list)
     finish: Finish = Finish.NONE
     num_prompt_rows: int = 0
+    began_ns: int | None = None
     frames: list[StepTokens] = field(default_factory=list)
     aborted: bool = False
 
     def take(self, tokens: list[int], logprobs: Logprobs | None, finish: int) -> None:
         assert self.finish is Finish.NONE, "something after the end"
+        assert self.began_ns is not None or not tokens, "a token before it began"
         num_top, position = self.params.logprobs, len(self.prompt) + len(self.tokens)
         if tokens and self.params.prompt_logprobs is not None:
             assert self.num_prompt_rows == len(self.prompt) - 1
@@ -80,6 +96,10 @@ class Received:
             check_rows(logprobs.rows(slice(None), num_top), position, tokens, num_top)
         self.tokens += tokens
         self.finish = Finish(finish)
+
+    def begin(self, moment_ns: int) -> None:
+        assert self.began_ns is None, "it begins once"
+        self.began_ns = moment_ns
 
     def take_prompt(self, start: int, logprobs: Logprobs) -> None:
         assert not self.tokens
@@ -105,12 +125,13 @@ class CoreHarness:
         limits: SchedulerLimits = LIMITS,
         policy: str = "fcfs",
         capacity: int = 1 << 16,
+        depth: int = 1,
     ) -> None:
         self.engine_bell = Doorbell.create()
         self.channels = [self._channel(capacity) for _ in range(num_frontends)]
         self.hasher = BlockHasher(b"k" * 32, limits.block_size)
         self.scheduler = Scheduler(limits, self.hasher, policy)
-        self.executor = FakeExecutor(limits)
+        self.executor = FakeExecutor(limits, depth)
         self.now_ns = 1000
         inboxes = [RingReader(channel.requests.view, channel.bell) for channel in self.channels]
         outboxes = [Outbox(RingWriter(channel.deltas.view, channel.bell), EPOCH) for channel in self.channels]
@@ -155,7 +176,7 @@ class CoreHarness:
         tokens = np.array(prompt, dtype=np.int32)
         hashes = self.hasher.chain(tokens, self.hasher.root(cache_salt.encode()))
         stream = len(self.streams[frontend])
-        request = AddRequest(stream, 0, tokens, len(prompt), params, hashes, cache_salt=cache_salt, **rest)
+        request = AddRequest(stream, tokens, len(prompt), params, hashes, cache_salt=cache_salt, **rest)
         self.streams[frontend][stream] = Received(list(prompt), params)
         self.push(frontend, Kind.ADD, encode_add(EPOCH, request))
         return stream
@@ -193,6 +214,11 @@ class CoreHarness:
         self.frames[frontend].append(kind)
         if kind == Kind.STEP:
             self._take_step(streams, decode_step(payload))
+        elif kind == Kind.BEGUN:
+            begun, moment_ns = decode_begun(payload)
+            for stream in begun:
+                if stream in streams:
+                    streams[stream].begin(moment_ns)
         elif kind == Kind.PROMPT_LOGPROBS:
             stream, start, logprobs = decode_prompt_logprobs(payload)
             if stream in streams:

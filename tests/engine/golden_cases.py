@@ -73,6 +73,17 @@ class GoldenCases:
             assert engine.statistics()["preemptions"] > 0
             assert engine.statistics()["free_blocks"] == num_blocks
 
+    def test_two_steps_in_flight(self, golden: Golden) -> None:
+        blocks = [math.ceil((len(prompt) + NUM_TOKENS) / 16) for prompt in golden.prompts]
+        with EngineHarness(golden.model_path, EngineSettings(overlaps=True)) as engine:
+            assert engine.generate(golden.prompts, GREEDY) == golden.expected
+            assert engine.generate(golden.prompts, GREEDY) == golden.expected
+            assert engine.statistics()["prefix_hits"] > 0
+        tight = EngineSettings(overlaps=True, num_blocks=sum(blocks) // 5, max_num_seqs=20)
+        with EngineHarness(golden.model_path, tight) as engine:
+            assert engine.generate(golden.prompts, GREEDY) == golden.expected
+            assert engine.statistics()["preemptions"] > 0
+
     def test_without_prefix_caching(self, golden: Golden) -> None:
         with EngineHarness(golden.model_path, EngineSettings(enable_prefix_caching=False)) as engine:
             assert engine.generate(golden.prompts, GREEDY) == golden.expected

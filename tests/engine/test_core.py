@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from core_harness import EPOCH, CoreHarness
@@ -10,7 +11,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import LIMITS, alone, limits, prompt
 
-from streamserve.engine.meter import QUEUE_MS, STEP_TOKENS, StepMeter
+from streamserve.engine.meter import STEP_TOKENS, StepMeter
 from streamserve.messages import Finish, Kind, encode_call
 from streamserve.sampling import SamplingParams
 
@@ -40,6 +41,19 @@ def test_each_frontend_gets_its_own(pair):
     assert [len(streams) for streams in pair.streams] == [2, 1]
 
 
+def test_the_next_step_is_decided_while_the_last_one_runs():
+    with CoreHarness(2, depth=2) as harness:
+        for frontend, seed in ((0, 1), (1, 2), (0, 3)):
+            harness.add(frontend, prompt(5, seed), PLAIN)
+        harness.step()
+        # Both steps have run, and the tokens of the first have been sent.
+        assert harness.executor.num_submitted == 2
+        assert [len(stream.tokens) for stream in harness.streams[0].values()] == [1, 1]
+        harness.run()
+        check_tokens(harness)
+        assert harness.core.statistics()["steps"] == harness.executor.num_submitted == PLAIN.max_tokens
+
+
 def test_log_probabilities_have_a_frame_of_their_own(pair):
     pair.add(0, prompt(5, 1), PLAIN)
     asks = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2)
@@ -50,7 +64,8 @@ def test_log_probabilities_have_a_frame_of_their_own(pair):
     assert all(frame.logprobs is None for frame in pair.streams[0][0].frames)
     assert all(frame.logprobs.top.shape == (1, 2) for frame in pair.streams[0][1].frames)
     assert all(frame.logprobs is None for frame in pair.streams[1][0].frames)
-    assert pair.frames == [[Kind.STEP] * 12, [Kind.STEP] * 6]
+    begun, step = Kind.BEGUN, Kind.STEP
+    assert pair.frames == [[begun, *[step] * 12], [begun, *[step] * 6]]
 
 
 def test_a_frame_is_as_wide_as_the_frontend_needs(pair):
@@ -103,7 +118,7 @@ class Blocked:
     def __getattr__(self, name):
         return getattr(self._scheduler, name)
 
-    def schedule(self):
+    def schedule(self, document_tokens=None):
         return None
 
 
@@ -161,10 +176,10 @@ def test_a_relay_goes_to_all_others_and_their_answers_come_back():
         harness.call(1, 7, {"method": "relay", "body": {"find": "x"}})
         harness.step()
         assert harness.replies == [[], [(7, {"asked": 2})], []]
-        question = (7, {"origin": 1, "body": {"find": "x"}})
+        question = (7, {"origin": [1, 0], "body": {"find": "x"}})
         assert harness.relays == [[question], [], [question]]
         for frontend, answer in ((0, None), (2, {"id": "x"})):
-            body = {"method": "relay_reply", "to": 1, "call_id": 7, "body": answer}
+            body = {"method": "relay_reply", "to": [1, 0], "call_id": 7, "body": answer}
             harness.call(frontend, 1, body)
         harness.step()
         assert harness.replies[1][1:] == [(7, {"answer": None}), (7, {"answer": {"id": "x"}})]
@@ -179,7 +194,7 @@ def test_a_relay_of_the_only_frontend_asks_nobody():
 
 
 def test_a_broken_call_costs_nothing_but_itself(pair):
-    pair.call(0, 1, {"method": "relay_reply", "to": 9, "call_id": 1, "body": None})
+    pair.call(0, 1, {"method": "relay_reply", "to": [9, 0], "call_id": 1, "body": None})
     pair.call(0, 2, {"method": "relay"})
     pair.call(0, 3, {"method": "what"})
     pair.push(0, Kind.CALL, encode_call(EPOCH - 1, 4, {"method": "ping"}))
@@ -189,7 +204,7 @@ def test_a_broken_call_costs_nothing_but_itself(pair):
     assert [reply["ok"] for _, reply in pair.replies[0]] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("length", [0, 3, 4, 24, 100, 108])
+@pytest.mark.parametrize("length", [0, 3, 4, 24, 92, 100])
 @pytest.mark.parametrize("kind", [Kind.ADD, Kind.ABORT, Kind.CALL, Kind.HELLO, 999])
 def test_a_frame_that_is_too_short_costs_nothing_but_itself(pair, kind, length):
     frame = EPOCH.to_bytes(4, "little") + b"\xff" * 200
@@ -197,17 +212,6 @@ def test_a_frame_that_is_too_short_costs_nothing_but_itself(pair, kind, length):
     pair.add(1, prompt(5, 1), PLAIN)
     pair.run()
     check_tokens(pair)
-
-
-def test_a_frontend_that_is_gone_is_forgotten(pair):
-    for frontend in (0, 0, 1):
-        pair.add(frontend, prompt(5, frontend), PLAIN)
-    pair.step()
-    assert pair.core.abort_frontend(0) == 2
-    pair.streams[0].clear()
-    pair.run()
-    check_tokens(pair)
-    assert pair.core.statistics()["running"] == 0
 
 
 # Statistics
@@ -226,9 +230,6 @@ KEYS = {
     "steps",
     "step_tokens",
     *(f"step_tokens_le_{bound}" for bound in STEP_TOKENS),
-    "begun",
-    "queue_ns",
-    *(f"queue_ms_le_{bound}" for bound in QUEUE_MS),
     *(f"{prefix}{part}_ns" for prefix in ("", "last_") for part in ("schedule", "execute", "settle")),
 }
 
@@ -253,10 +254,8 @@ def test_statistics_add_up(pair):
 def test_the_keys_are_documented():
     from streamserve import messages
 
-    listed = messages.__doc__.replace("_le_1 … _le_8192", "_le_1 step_tokens_le_8192")
-    listed = listed.replace("_le_300 … _le_7680000", "_le_300 queue_ms_le_7680000")
+    listed = messages.__doc__.replace("_le_1 … _le_16384", "_le_1 step_tokens_le_16384")
     inner = {f"step_tokens_le_{bound}" for bound in STEP_TOKENS[1:-1]}
-    inner |= {f"queue_ms_le_{bound}" for bound in QUEUE_MS[1:-1]}
     for key in KEYS - inner:
         assert key in listed or key.startswith("last_"), key
 
@@ -272,30 +271,66 @@ def test_a_step_of_any_size_has_its_place_in_the_histogram():
     assert (numbers["last_schedule_ns"], numbers["last_execute_ns"], numbers["last_settle_ns"]) == (1, 2, 3)
 
 
-def test_a_request_that_waits_for_a_slot_is_counted_when_it_gets_one():
+# When requests begin
+
+
+def test_frontends_hear_when_their_requests_begin(pair):
+    before_ns = time.monotonic_ns()
+    for frontend in (0, 1, 0):
+        pair.add(frontend, prompt(5, frontend), PLAIN)
+    pair.step()
+    moments = {stream.began_ns for streams in pair.streams for stream in streams.values()}
+    assert before_ns <= min(moments) == max(moments) <= time.monotonic_ns()
+    assert pair.frames == [[Kind.BEGUN, Kind.STEP]] * 2
+    pair.run()
+    assert pair.frames == [[Kind.BEGUN, *[Kind.STEP] * 6]] * 2
+
+
+def test_a_request_that_waits_for_a_slot_begins_when_it_gets_one():
     with CoreHarness(1, limits(max_num_seqs=1)) as harness:
-        arrived_ns = harness.now_ns
-        harness.add(0, prompt(5), PLAIN)
-        harness.add(0, prompt(6), PLAIN)
+        streams = [harness.add(0, prompt(5, seed), PLAIN) for seed in (1, 2)]
         harness.step()
-        statistics = harness.core.statistics()
-        first_ns = statistics["queue_ns"]
-        assert statistics["begun"] == 1
-        harness.now_ns = arrived_ns + 400 * 10**6
+        first, second = (harness.streams[0][stream] for stream in streams)
+        assert first.began_ns is not None
+        assert second.began_ns is None
+        while not first.finish:
+            harness.step()
+        freed_ns = time.monotonic_ns()
         harness.run()
-        statistics = harness.core.statistics()
-        assert statistics["begun"] == 2
-        assert statistics["queue_ns"] - first_ns >= 400 * 10**6
-        assert (statistics["queue_ms_le_300"], statistics["queue_ms_le_500"]) == (1, 2)
+        assert second.began_ns >= freed_ns
 
 
-def test_times_in_the_queue_are_those_until_a_request_first_begins():
-    meter = StepMeter()
-    for waited_ms in (0, 300, 301, 10**9, -5):
-        meter.record_begin(waited_ms * 10**6)
-    numbers = meter.numbers()
-    assert [numbers[f"queue_ms_le_{bound}"] for bound in (300, 500, 7_680_000)] == [3, 4, 4]
-    assert (numbers["begun"], numbers["queue_ns"]) == (5, (601 + 10**9) * 10**6)
+def test_a_long_prompt_begins_with_its_first_part():
+    with CoreHarness(1, limits(max_num_batched_tokens=8)) as harness:
+        harness.add(0, prompt(30), PLAIN)
+        harness.step()
+        (stream,) = harness.streams[0].values()
+        assert stream.began_ns is not None
+        assert not stream.tokens
+        harness.run()
+        assert len(stream.tokens) == 6
+
+
+def test_who_was_preempted_does_not_begin_again():
+    sizes = limits(max_num_batched_tokens=24, num_blocks=12, block_size=4, max_model_len=100)
+    with CoreHarness(1, sizes) as harness:
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        for seed in range(3):
+            harness.add(0, prompt(8, seed), params)
+        harness.run()
+        assert harness.core.statistics()["preemptions"] > 0
+        # `Received` refuses to begin twice.
+        assert all(stream.began_ns for stream in harness.streams[0].values())
+
+
+def test_what_never_ran_never_began(pair):
+    expired = pair.add(0, prompt(5, 1), PLAIN, deadline_ns=pair.now_ns - 1)
+    aborted = pair.add(1, prompt(5, 2), PLAIN)
+    pair.abort(1, aborted)
+    pair.run()
+    assert pair.streams[0][expired].finish is Finish.EXPIRED
+    assert pair.streams[0][expired].began_ns is None
+    assert pair.streams[1][aborted].began_ns is None
 
 
 # Anything at once

@@ -179,7 +179,7 @@ def test_control_frames_wait_their_turn(wire):
         wire.reader.release()
         if done and len(seen) == 2:
             break
-    assert seen == [(5, {"ok": True}), {"a": 1}]
+    assert seen == [(5, {"ok": True}), {"a": 1, "incarnation": 0}]
 
 
 def test_the_bell_rings_when_room_appears(wire):

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,10 +26,10 @@ PATIENCE_S = 30.0
 class Server:
     """A supervisor and its children, in a process group of their own."""
 
-    def __init__(self, engine: str, frontend: str, num_frontends: int, limits: dict[str, float]) -> None:
+    def __init__(self, modules: list[str], num_frontends: int, limits: dict[str, float]) -> None:
         script = str(FAKES / "run_supervisor.py")
         self._process = subprocess.Popen(
-            [sys.executable, script, engine, frontend, str(num_frontends), json.dumps(limits)],
+            [sys.executable, script, *modules, str(num_frontends), json.dumps(limits)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -82,8 +83,18 @@ class Server:
         line, _, self._rest = self._rest.partition(b"\n")
         self.lines.append(line.decode())
         if match := re.fullmatch(r"(\w+ \d+) pid (\d+) lifeline (\d+)", self.lines[-1]):
-            self.children[match[1]] = (os.pidfd_open(int(match[2])), int(match[2]), int(match[3]))
+            self._meet(match[1], int(match[2]), int(match[3]))
         return self.lines[-1]
+
+    def _meet(self, child: str, pid: int, lifeline: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            # It has ended between its line and this one.
+            return
+        if predecessor := self.children.get(child):
+            os.close(predecessor[0])
+        self.children[child] = (pidfd, pid, lifeline)
 
 
 Start = Callable[..., Server]
@@ -94,12 +105,13 @@ def start() -> Iterator[Start]:
     servers = contextlib.ExitStack()
 
     def start_one(
+        model: str = "steady_model",
         engine: str = "steady_engine",
         frontend: str = "steady_frontend",
         num_frontends: int = 1,
         **limits: float,
     ) -> Server:
-        server = Server(engine, frontend, num_frontends, limits)
+        server = Server([model, engine, frontend], num_frontends, limits)
         servers.callback(server.close)
         return server
 
@@ -133,12 +145,54 @@ def test_a_child_inherits_its_own_descriptors_and_no_end_of_the_lifeline_but_one
         assert ends == [lifeline]
         assert not any("/dev/shm" in target for target in descriptors.values())
         assert sum(target.startswith("socket:") for target in descriptors.values()) <= 1
-    # stdio, lifeline, ready pipe, board; then per channel two rings and a bell, and the engine's one bell; a
-    # frontend has the listening socket and one channel. Each fake attaches to nothing but the board.
+    # stdio, lifeline, ready pipe, model, board; then per channel two rings and a bell, and the engine's one
+    # bell; a frontend has the listening socket and one channel. Each fake attaches to nothing but the board.
     engine = len(os.listdir(f"/proc/{server.children['engine 0'][1]}/fd"))
-    assert engine == 3 + 3 + 2 * 3 + 1
+    assert engine == 3 + 4 + 2 * 3 + 1
     server.kill(signal.SIGTERM)
     assert server.wait_for_end() == 0
+
+
+@pytest.fixture
+def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the slow model waits for."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    monkeypatch.setenv("FIFO", str(path))
+    return path
+
+
+def test_all_start_while_the_model_is_on_its_way_and_none_serves(start: Start, fifo: Path) -> None:
+    server = start(model="slow_model", startup_timeout=1.0)
+    while sorted(server.children) != ["engine 0", "frontend 0"]:
+        server.wait_for("pid")
+    if not any("model process: fetching fake, 25%" in line for line in server.lines):
+        server.wait_for("model process: fetching fake, 25%")
+    fifo.write_text("go")
+    server.wait_until_serving()
+    server.kill(signal.SIGTERM)
+    assert server.wait_for_end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_start_that_is_ended_while_the_model_is_on_its_way(
+    start: Start, fifo: Path, number: signal.Signals
+) -> None:
+    server = start(model="slow_model")
+    pidfd = os.pidfd_open(int(server.wait_for(r"model pid (\d+)")[1]))
+    try:
+        server.kill(number)
+        assert server.wait_for_end() == (-number if number == signal.SIGKILL else 0)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_a_model_that_is_not_to_be_had_ends_the_start(start: Start) -> None:
+    server = start(model="refusing_model")
+    assert server.wait_for_end() == 2
+    said = "streamserve: error: MODEL fake: no such path; name another"
+    assert [line for line in server.lines if "error" in line] == [said]
 
 
 def test_a_refusal_ends_the_start(start: Start) -> None:
@@ -181,6 +235,32 @@ def test_kill_9_of_the_engine_is_told_and_is_exit_code_1(start: Start) -> None:
     server.wait_for("frontend 0 sees DEAD")
     assert server.wait_for_end() == 1
     assert server.lines[-1] == "frontend 0 stops"
+
+
+def test_kill_9_of_a_frontend_is_followed_by_another_on_its_channel(start: Start) -> None:
+    server = start(num_frontends=2)
+    server.wait_until_serving()
+    first, second = (server.children[f"frontend {index}"][1] for index in (0, 1))
+    os.kill(first, signal.SIGKILL)
+    server.wait_for("the frontend 0 was killed by SIGKILL; its streams are lost")
+    assert int(server.wait_for(r"frontend 0 pid (\d+)")[1]) != first
+    server.wait_for("frontend 0 sees READY")
+    assert server.children["frontend 1"][1] == second
+    server.kill(signal.SIGTERM)
+    assert server.wait_for_end() == 0
+    stopped = [line for line in server.lines if line.endswith("stops")]
+    assert sorted(stopped) == ["engine stops", "frontend 0 stops", "frontend 1 stops"]
+
+
+def test_a_frontend_that_does_not_live_ends_the_server(start: Start) -> None:
+    server = start(frontend="mortal_frontend", max_frontend_restarts=2)
+    port = int(server.wait_until_serving().rpartition(":")[2])
+    for life in range(3):
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+            server.wait_for(f"life {life}")
+    assert server.wait_for_end() == 1
+    said = "the frontend exited with code 7, after 2 restarts in a row (--max-frontend-restarts)"
+    assert f"streamserve: error: {said}" in server.lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

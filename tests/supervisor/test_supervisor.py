@@ -3,123 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import pytest
+from supervisor.world import ANNOUNCED, INT, KILL, MODEL, TERM, World, ends, reports, signals, stopped
 
-from streamserve.config import SupervisorConfig
-from streamserve.ipc.board import EngineState
-from streamserve.supervisor.reports import Failed, Progress, Ready, Report
-from streamserve.supervisor.supervisor import DRAIN_MARGIN_S, STOP_GRACE_S, Supervisor
-from streamserve.supervisor.watch import Event, Exited, Reported, Signalled
-
-TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-
-Happening = Callable[[], Event]
-
-
-class FakeChild:
-    """A child that dies of SIGKILL alone; all else is in the script."""
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name = name
-        self.is_ready = False
-        self.returncode: int | None = None
-        self.is_killed = False
-        self._log = log
-
-    def send(self, number: signal.Signals) -> None:
-        if self.returncode is None:
-            self.is_killed |= number == KILL
-            self._log.append(f"{number.name} to {self.name}")
-
-    def epitaph(self) -> str:
-        return f"ended with {self.returncode}"
-
-
-def reports(child: FakeChild, report: Report) -> Happening:
-    return lambda: Reported(child, report)  # type: ignore[arg-type]
-
-
-def ends(child: FakeChild, code: int = 0) -> Happening:
-    def happen() -> Event:
-        child.returncode = code
-        return Exited(child)  # type: ignore[arg-type]
-
-    return happen
-
-
-def signals(number: signal.Signals) -> Happening:
-    return lambda: Signalled(number)
-
-
-class World:
-    """Plays all collaborators of a `Supervisor`, writes down what it does to them, and is its clock."""
-
-    def __init__(self, **limits: float) -> None:
-        self.log: list[str] = []
-        self.engine_child = FakeChild("engine", self.log)
-        self.frontends = [FakeChild("frontend 0", self.log), FakeChild("frontend 1", self.log)]
-        self.channels = self.frontends
-        self.now_s = 0.0
-        self._script: list[tuple[Happening, ...]] = []
-        self._supervisor = Supervisor(
-            config=SupervisorConfig(**limits),
-            launcher=self,  # type: ignore[arg-type]
-            shared=self,  # type: ignore[arg-type]
-            watch=self,  # type: ignore[arg-type]
-            stop_listening=lambda: self.log.append("stop listening"),
-            announce=lambda: self.log.append("announce"),
-            clock=lambda: self.now_s,
-        )
-
-    def engine(self, epoch: int) -> FakeChild:
-        self.log.append(f"start engine, epoch {epoch}")
-        return self.engine_child
-
-    def frontend(self, index: int, _epoch: int) -> FakeChild:
-        self.log.append(f"start frontend {index}")
-        return self.frontends[index]
-
-    def publish(self, _epoch: int, state: EngineState) -> None:
-        self.log.append(state.name)
-
-    def report_progress(self, what: str, fraction: float) -> None:
-        self.log.append(f"{what} {fraction:.0%}")
-
-    def add(self, child: FakeChild) -> None:
-        pass
-
-    def wait(self, timeout_s: float | None) -> list[Event]:
-        if self._script:
-            return [happen() for happen in self._script.pop(0)]
-        for child in (self.engine_child, *self.frontends):
-            if child.is_killed and child.returncode is None:
-                return [ends(child, -KILL)()]
-        assert timeout_s is not None, "it waits for ever, as an idle server does"
-        self.now_s += timeout_s
-        self.log.append(f"{timeout_s:g} s later")
-        return []
-
-    def then(self, *happenings: Happening) -> World:
-        """What the next wait brings."""
-        self._script.append(happenings)
-        return self
-
-    def serving(self) -> World:
-        """All become ready."""
-        for child in (*self.frontends, self.engine_child):
-            self.then(reports(child, Ready({})))
-        return self
-
-    def run(self) -> int:
-        code = self._supervisor.run()
-        assert not self._script
-        assert all(child.returncode is not None for child in (self.engine_child, *self.frontends))
-        return code
-
-    def after(self, mark: str) -> list[str]:
-        return self.log[self.log.index(mark) + 1 :]
+from streamserve.supervisor.reports import Failed, Progress, Ready
+from streamserve.supervisor.supervisor import DRAIN_MARGIN_S, HEAD_START_S, STOP_GRACE_S
+from streamserve.supervisor.watch import Event
 
 
 @pytest.fixture
@@ -129,18 +19,22 @@ def world() -> World:
 
 def test_ready_is_published_with_the_engine_and_announced_with_all(world: World) -> None:
     engine, (first, second) = world.engine_child, world.frontends
+    world.then(reports(world.model_child, Progress("converting", 0.5))).with_model()
     world.then(reports(first, Ready({})), reports(engine, Progress("loading weights", 0.1)))
     world.then(reports(engine, Ready({"num_blocks": 7}))).then(reports(second, Ready({})))
     world.then(signals(TERM)).then(ends(first), ends(second)).then(ends(engine))
     assert world.run() == 0
     assert world.log == [
         "STARTING",
+        "start model process",
+        "converting 50%",
         "start engine, epoch 1",
         "start frontend 0",
         "start frontend 1",
+        "model tiny at /models/tiny",
         "loading weights 10%",
         "READY",
-        "announce",
+        "announce tiny",
         "DRAINING",
         "stop listening",
         "SIGUSR1 to frontend 0",
@@ -155,13 +49,70 @@ def test_an_idle_server_waits_without_a_timeout(world: World) -> None:
         world.serving().run()
 
 
+def test_a_model_that_is_there_is_found_before_the_others_start(world: World) -> None:
+    assert stopped(world.serving()).run() == 0
+    assert world.log[1:4] == ["start model process", "model tiny at /models/tiny", "start engine, epoch 1"]
+
+
+def test_the_others_start_in_a_while_even_if_nothing_is_heard_of_the_model(world: World) -> None:
+    world.then().serving()
+    assert stopped(world).run() == 0
+    assert world.log[2:5] == [f"{HEAD_START_S:g} s later", "start engine, epoch 1", "start frontend 0"]
+
+
+def test_a_model_may_take_as_long_as_it_takes_and_a_start_may_not(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def much_later() -> Event:
+        world.now_s += 10_000
+        return reports(world.model_child, Progress("fetching", 0.5))()
+
+    world.then(much_later).with_model()
+    assert world.run() == 1
+    assert "60 s later" in world.after("model tiny at /models/tiny")
+    assert "--startup-timeout: the engine was not ready in 60 s" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_to_be_had_is_exit_code_2(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.then(reports(world.model_child, Failed("MODEL x: no such file"))).then(ends(world.model_child, 2))
+    assert world.run() == 2
+    assert capsys.readouterr().err == "streamserve: error: MODEL x: no such file\n"
+    assert not any("frontend" in entry for entry in world.log)
+
+
+def test_a_model_process_that_dies(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.then(ends(world.model_child, -KILL))
+    assert world.run() == 1
+    said = "the model process ended with -9 while starting"
+    assert capsys.readouterr().err == f"streamserve: error: {said}\n"
+
+
+def test_a_signal_while_the_model_is_on_its_way_stops_all(world: World) -> None:
+    world.then(reports(world.model_child, Progress("fetching", 0.0))).then(signals(TERM))
+    world.then(*(ends(child, -10) for child in (world.model_child, world.engine_child, *world.frontends)))
+    assert world.run() == 0
+    stopped = ["model process", "engine", "frontend 0", "frontend 1"]
+    assert world.after("start frontend 1") == [*(f"SIGUSR1 to {name}" for name in stopped), "DEAD"]
+
+
+def test_a_server_does_not_serve_before_the_model_process_has_ended(world: World) -> None:
+    world.then(reports(world.model_child, Ready(MODEL)))
+    for child in (*world.frontends, world.engine_child):
+        world.then(reports(child, Ready({})))
+    world.then(ends(world.model_child))
+    world.then(signals(TERM)).then(*(ends(child) for child in world.frontends)).then(ends(world.engine_child))
+    assert world.run() == 0
+    assert world.after("READY")[0] == ANNOUNCED
+
+
 def test_a_child_that_cannot_start_is_heard_and_ends_by_itself(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine, (first, second) = world.engine_child, world.frontends
-    world.then(reports(engine, Failed("too little memory"))).then(ends(engine, 1)).then(
-        ends(first), ends(second)
-    )
+    world.with_model().then(reports(engine, Failed("too little memory"))).then(ends(engine, 1))
+    world.then(ends(first), ends(second))
     assert world.run() == 1
     assert world.after("start frontend 1") == [
         "DEAD",
@@ -174,12 +125,12 @@ def test_a_child_that_cannot_start_is_heard_and_ends_by_itself(
 
 def test_a_child_that_refuses_its_configuration_is_exit_code_2(world: World) -> None:
     engine = world.engine_child
-    world.then(reports(engine, Failed("--dtype"))).then(ends(engine, 2))
+    world.with_model().then(reports(engine, Failed("--dtype"))).then(ends(engine, 2))
     assert world.run() == 2
 
 
 def test_a_failed_child_that_stays_is_stopped(world: World) -> None:
-    world.then(reports(world.frontends[1], Failed("no tokenizer")))
+    world.with_model().then(reports(world.frontends[1], Failed("no tokenizer")))
     assert world.run() == 1
     grace = f"{STOP_GRACE_S:g} s later"
     assert world.after("DEAD")[0] == grace
@@ -188,12 +139,13 @@ def test_a_failed_child_that_stays_is_stopped(world: World) -> None:
 
 
 def test_a_child_that_dies_while_starting(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.then(ends(world.engine_child, -11))
+    world.with_model().then(ends(world.engine_child, -11))
     assert world.run() == 1
     assert capsys.readouterr().err == "streamserve: error: the engine ended with -11 while starting\n"
 
 
 def test_a_start_that_takes_too_long(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.with_model()
     world.then(reports(world.frontends[0], Ready({})), reports(world.frontends[1], Ready({})))
     world.then(reports(world.engine_child, Progress("loading weights", 0.25)))
     assert world.run() == 1
@@ -202,9 +154,10 @@ def test_a_start_that_takes_too_long(world: World, capsys: pytest.CaptureFixture
 
 
 def test_a_signal_while_starting_stops_all_at_once(world: World) -> None:
-    world.then(signals(INT)).then(*(ends(child, -TERM) for child in (world.engine_child, *world.frontends)))
+    world.with_model().then(signals(INT))
+    world.then(*(ends(child, -TERM) for child in (world.engine_child, *world.frontends)))
     assert world.run() == 0
-    assert "announce" not in world.log
+    assert ANNOUNCED not in world.log
     assert "DRAINING" not in world.log
 
 
@@ -214,7 +167,7 @@ def test_an_engine_that_dies_leaves_the_frontends_a_grace(
     world.serving().then(ends(world.engine_child, -9))
     assert world.run() == 1
     assert capsys.readouterr().err == "streamserve: error: the engine ended with -9\n"
-    assert world.after("announce")[:3] == ["DEAD", "7 s later", "SIGUSR1 to frontend 0"]
+    assert world.after(ANNOUNCED)[:3] == ["DEAD", "7 s later", "SIGUSR1 to frontend 0"]
 
 
 def test_an_engine_that_stops_unasked_is_a_failure_too(world: World) -> None:
@@ -225,14 +178,7 @@ def test_an_engine_that_stops_unasked_is_a_failure_too(world: World) -> None:
 def test_a_signal_cuts_the_grace_short(world: World) -> None:
     world.serving().then(ends(world.engine_child, -9)).then(signals(TERM))
     assert world.run() != 0
-    assert world.after("announce") == ["DEAD", "SIGKILL to frontend 0", "SIGKILL to frontend 1"]
-
-
-def test_a_frontend_that_dies_takes_the_server_along(world: World) -> None:
-    first, second = world.frontends
-    world.serving().then(ends(first, -9)).then(ends(second), ends(world.engine_child))
-    assert world.run() == 1
-    assert world.after("announce") == ["DEAD", "SIGUSR1 to engine", "SIGUSR1 to frontend 1", "DEAD"]
+    assert world.after(ANNOUNCED) == ["DEAD", "SIGKILL to frontend 0", "SIGKILL to frontend 1"]
 
 
 def test_frontends_that_do_not_finish_are_killed_and_the_engine_still_stops_in_order(world: World) -> None:
@@ -283,7 +229,7 @@ def test_an_end_that_comes_with_a_signal_is_not_lost(
     engine, (first, second) = world.engine_child, world.frontends
     world.serving().then(signals(TERM), ends(engine, -KILL)).then(ends(first), ends(second))
     assert world.run() == 1
-    assert "DEAD" in world.after("announce")
+    assert "DEAD" in world.after(ANNOUNCED)
     assert "the engine ended with -9 while streams were finishing" in capsys.readouterr().err
 
 

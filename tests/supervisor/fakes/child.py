@@ -12,6 +12,8 @@ from streamserve.ipc.board import EngineState, StatusBoard
 from streamserve.ipc.doorbell import Doorbell
 from streamserve.lifeline import watch_lifeline
 
+MODEL = {"path": "/nowhere", "name": "fake", "dtype": "float32", "load_format": "dummy"}
+
 
 def say(line: str) -> None:
     """Writes a line at once, whole, so that those of several processes do not mix."""
