@@ -9,7 +9,6 @@ would: the ABORT goes out at once, and the iterator ends when its caller has tak
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +48,8 @@ class Generation:
         tenant: whom its tokens are charged to under fair scheduling.
         cache_salt: it shares cached prefixes only with requests of the same salt.
         cached_tokens: prompt tokens found in the prefix cache; known with the first delta.
+        began_s: since when the engine runs it, in monotonic seconds; known with the first delta or at the
+            end. None if it does not.
         prompt_logprobs: a row for each prompt token but the first, known with the first delta; None if
             `params` does not ask for them.
         is_cancelled: `cancel` was called.
@@ -64,6 +65,7 @@ class Generation:
     tenant: str = ""
     cache_salt: str = ""
     cached_tokens: int = field(default=0, init=False)
+    began_s: float | None = field(default=None, init=False)
     prompt_logprobs: Logprobs | None = field(default=None, init=False)
     is_cancelled: bool = field(default=False, init=False)
     on_cancel: Callable[[], None] | None = field(default=None, init=False, repr=False)
@@ -79,7 +81,6 @@ class Generation:
         """The engine's form of it, under the number `stream`."""
         return AddRequest(
             stream=stream,
-            arrival_ns=time.time_ns(),
             tokens=self.prompt,
             num_prompt=len(self.prompt),
             params=self.params,
@@ -226,6 +227,7 @@ class EngineClient:
                     is_waiting = False
                     self.admission.start()
                     generation.cached_tokens = mailbox.cached_tokens
+                    generation.began_s = mailbox.began_s
                     generation.prompt_logprobs = mailbox.take_prompt_logprobs()
                 if delta.finish:
                     self.check(delta)
@@ -234,6 +236,7 @@ class EngineClient:
                     return
         finally:
             generation.on_cancel = generation.mailbox = None
+            generation.began_s = mailbox.began_s
             self._abort(mailbox, engine.epoch)
             self._streams.close(mailbox)
             if is_waiting:

@@ -39,6 +39,7 @@ class Deployment:
         rows: metrics memory of all frontends; None where there is but this one.
         index: which of them this one is.
         tracer: makes spans, if anybody collects them.
+        supervisor: process id of the supervisor; None where there is none.
     """
 
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -49,3 +50,4 @@ class Deployment:
     rows: memoryview | None = None
     index: int = 0
     tracer: Tracer | None = None
+    supervisor: int | None = None

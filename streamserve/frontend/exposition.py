@@ -1,7 +1,8 @@
 """The metrics as text for Prometheus: names, labels and buckets as vLLM has them, and our own beside them.
 
 The frontends' rows are read where they lie. The engine's numbers are those of a STATS frame (described in
-streamserve.messages) that was asked for just now, so gauges are right on an idle server too.
+streamserve.messages) that was asked for just now, so gauges are right on an idle server too. What processes
+use is read from /proc.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.frontend.metrics import Family, Kind, Layout
+from streamserve.frontend.families import Family, Kind
+from streamserve.frontend.metrics import PID_CELL, Layout
+from streamserve.frontend.processes import FAMILIES as PROCESS_FAMILIES
+from streamserve.frontend.processes import ProcessFiles
 from streamserve.frontend.pump import EngineFacts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NS_PER_S, MS_PER_S = 1e9, 1e3
+NS_PER_S = 1e9
 
 Labels = Sequence[tuple[str, str]]
 Gauges = Mapping[str, Any]
@@ -43,32 +47,78 @@ def _number(key: str) -> Callable[[Gauges], float]:
     return lambda gauges: float(gauges[key])
 
 
+def _constant(value: float) -> Callable[[Gauges], float]:
+    return lambda _gauges: float(value)
+
+
 def _seconds(key: str) -> Callable[[Gauges], float]:
     return lambda gauges: float(gauges[key]) / NS_PER_S
 
 
-_ENGINE: tuple[tuple[str, Kind, str, Callable[[Gauges], float]], ...] = (
-    ("vllm:num_requests_running", Kind.GAUGE, "Requests in the running batch.", _number("running")),
-    ("vllm:num_requests_waiting", Kind.GAUGE, "Requests waiting for a place in it.", _number("waiting")),
-    ("vllm:kv_cache_usage_perc", Kind.GAUGE, "Share of KV cache blocks in use, 0 to 1.", _share_used),
-    ("vllm:prefix_cache_queries", Kind.COUNTER, "Prompt tokens looked up.", _number("prefix_queries")),
-    ("vllm:prefix_cache_hits", Kind.COUNTER, "Prompt tokens found.", _number("prefix_hits")),
-    ("vllm:num_preemptions", Kind.COUNTER, "Requests that had to give way.", _number("preemptions")),
-    ("streamserve:engine_steps", Kind.COUNTER, "Steps of the engine.", _number("steps")),
-)
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One metric of the engine.
+
+    Attributes:
+        name, kind, help, labels: as of a `Family`.
+        series: values of the labels, and how each number is had from a STATS frame.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    series: tuple[tuple[tuple[str, ...], Callable[[Gauges], float]], ...]
+    labels: tuple[str, ...] = ()
+
+
+def _single(name: str, kind: Kind, help: str, value: Callable[[Gauges], float]) -> _Shown:
+    return _Shown(name, kind, help, (((), value),))
+
+
 # Host time of all steps, and of the last one, by what it was spent on.
 _PHASES = ("schedule", "execute", "settle")
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """How a STATS frame tells a histogram: counts up to each bound, of all, and a sum, in its own units."""
-
-    prefix: str
-    count: str
-    sum: str
-    per_unit: float = 1.0
-    per_sum: float = 1.0
+_ENGINE = (
+    _single("vllm:num_requests_running", Kind.GAUGE, "Requests in the running batch.", _number("running")),
+    _single(
+        "vllm:num_requests_waiting", Kind.GAUGE, "Requests waiting for a place in it.", _number("waiting")
+    ),
+    _Shown(
+        "vllm:num_requests_waiting_by_reason",
+        Kind.GAUGE,
+        "The same requests by what they wait for; none is put off for other reasons than capacity.",
+        ((("capacity",), _number("waiting")), (("deferred",), _constant(0))),
+        ("reason",),
+    ),
+    _single("vllm:kv_cache_usage_perc", Kind.GAUGE, "Share of KV cache blocks in use, 0 to 1.", _share_used),
+    _single("vllm:prefix_cache_queries", Kind.COUNTER, "Prompt tokens looked up.", _number("prefix_queries")),
+    _single("vllm:prefix_cache_hits", Kind.COUNTER, "Prompt tokens found.", _number("prefix_hits")),
+    _single("vllm:num_preemptions", Kind.COUNTER, "Requests that had to give way.", _number("preemptions")),
+    _Shown(
+        "vllm:engine_sleep_state",
+        Kind.GAUGE,
+        "1 for the state of the engine: it is awake as long as it is there.",
+        tuple(
+            ((state,), _constant(state == "awake")) for state in ("awake", "weights_offloaded", "discard_all")
+        ),
+        ("sleep_state",),
+    ),
+    _single("streamserve:engine_steps", Kind.COUNTER, "Steps of the engine.", _number("steps")),
+    _Shown(
+        "streamserve:engine_host_seconds",
+        Kind.COUNTER,
+        "Host time of all steps by what it was spent on.",
+        tuple(((phase,), _seconds(f"{phase}_ns")) for phase in _PHASES),
+        ("phase",),
+    ),
+    _Shown(
+        "streamserve:engine_last_step_seconds",
+        Kind.GAUGE,
+        "The same of the last step.",
+        tuple(((phase,), _seconds(f"last_{phase}_ns")) for phase in _PHASES),
+        ("phase",),
+    ),
+)
+_STEP_TOKENS = "step_tokens_le_"
 
 
 class Text:
@@ -82,8 +132,11 @@ class Text:
         shown = f"{name}_total" if kind is Kind.COUNTER else name
         self._lines += [f"# HELP {shown} {help}", f"# TYPE {shown} {kind.value}"]
 
-    def sample(self, name: str, labels: Labels, value: float) -> None:
-        """One line."""
+    def sample(self, name: str, kind: Kind, labels: Labels, value: float) -> None:
+        """The line of a counter or gauge."""
+        self._line(f"{name}_total" if kind is Kind.COUNTER else name, labels, value)
+
+    def _line(self, name: str, labels: Labels, value: float) -> None:
         inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
         self._lines.append(f"{name}{{{inside}}} {float(value)!r}" if inside else f"{name} {float(value)!r}")
 
@@ -93,9 +146,13 @@ class Text:
         for bound, count in zip((*bounds, None), cells, strict=False):
             total += count
             le = "+Inf" if bound is None else repr(bound)
-            self.sample(f"{name}_bucket", [*labels, ("le", le)], total)
-        self.sample(f"{name}_sum", labels, cells[-1])
-        self.sample(f"{name}_count", labels, total)
+            self._line(f"{name}_bucket", [*labels, ("le", le)], total)
+        self.summary(name, labels, total, cells[-1])
+
+    def summary(self, name: str, labels: Labels, count: float, total: float) -> None:
+        """The lines of one summary."""
+        self._line(f"{name}_sum", labels, total)
+        self._line(f"{name}_count", labels, count)
 
     def encode(self) -> bytes:
         """All of it."""
@@ -113,13 +170,18 @@ class Exposition:
         layout: of the rows.
         memory: the rows of all frontends.
         model_name: the name in the API.
+        supervisor: process id of the supervisor; None for a frontend that runs by itself.
     """
 
-    def __init__(self, layout: Layout, memory: memoryview, model_name: str) -> None:
+    def __init__(
+        self, layout: Layout, memory: memoryview, model_name: str, supervisor: int | None = None
+    ) -> None:
         self._layout = layout
         size = layout.row_bytes
         self._rows = [memory[at : at + size].cast("d") for at in range(0, len(memory), size)]
         self._base = (("model_name", model_name), ("engine", "0"))
+        self._supervisor = supervisor
+        self._process_files = ProcessFiles()
 
     def render(self, engine: EngineNumbers | None, num_restarts: int) -> bytes:
         """The text.
@@ -131,12 +193,15 @@ class Exposition:
         text = Text()
         for family in self._layout.families:
             self._show(text, family)
-        text.begin("streamserve:engine_up", Kind.GAUGE, "Whether an engine serves.")
-        text.sample("streamserve:engine_up", (), engine is not None)
-        text.begin("streamserve:engine_restarts", Kind.COUNTER, "How often the engine was started again.")
-        text.sample("streamserve:engine_restarts_total", (), num_restarts)
+        name = "streamserve:engine_up"
+        text.begin(name, Kind.GAUGE, "Whether an engine serves.")
+        text.sample(name, Kind.GAUGE, (), engine is not None)
+        name = "streamserve:engine_restarts"
+        text.begin(name, Kind.COUNTER, "How often the engine was started again.")
+        text.sample(name, Kind.COUNTER, (), num_restarts)
         if engine is not None:
             self._show_engine(text, engine)
+        self._show_processes(text, engine)
         return text.encode()
 
     def _show(self, text: Text, family: Family) -> None:
@@ -159,50 +224,50 @@ class Exposition:
     def _show_series(text: Text, family: Family, labels: Labels, cells: list[float]) -> None:
         if family.kind is Kind.HISTOGRAM:
             text.histogram(family.name, labels, family.buckets, cells)
+        elif family.kind is Kind.SUMMARY:
+            text.summary(family.name, labels, *cells)
         else:
-            suffix = "_total" if family.kind is Kind.COUNTER else ""
-            text.sample(f"{family.name}{suffix}", labels, cells[0])
+            text.sample(family.name, family.kind, labels, cells[0])
 
     def _show_engine(self, text: Text, engine: EngineNumbers) -> None:
-        for name, kind, meaning, value in _ENGINE:
-            text.begin(name, kind, meaning)
-            suffix = "_total" if kind is Kind.COUNTER else ""
-            text.sample(f"{name}{suffix}", self._base, value(engine.gauges))
-        self._show_histogram(
-            text,
-            "vllm:iteration_tokens_total",
-            "Tokens that ran in a step of the engine.",
-            engine.gauges,
-            _Told("step_tokens_le_", "steps", "step_tokens"),
-        )
-        self._show_histogram(
-            text,
-            "vllm:request_queue_time_seconds",
-            "From acceptance until a request began to run.",
-            engine.gauges,
-            _Told("queue_ms_le_", "begun", "queue_ns", per_unit=MS_PER_S, per_sum=NS_PER_S),
-        )
-        self._show_host_time(text, engine.gauges)
+        for shown in _ENGINE:
+            text.begin(shown.name, shown.kind, shown.help)
+            for values, number in shown.series:
+                labels = [*self._base, *zip(shown.labels, values, strict=True)]
+                text.sample(shown.name, shown.kind, labels, number(engine.gauges))
+        self._show_step_tokens(text, engine.gauges)
         name = "vllm:cache_config_info"
         text.begin(name, Kind.GAUGE, "What the KV cache is made of.")
-        text.sample(name, [*self._base, *_cache_labels(engine.facts)], 1)
+        text.sample(name, Kind.GAUGE, [*self._base, *_cache_labels(engine.facts)], 1)
 
-    def _show_histogram(self, text: Text, name: str, help: str, gauges: Gauges, told: _Told) -> None:
-        text.begin(name, Kind.HISTOGRAM, help)
-        bounds = sorted(int(key.removeprefix(told.prefix)) for key in gauges if key.startswith(told.prefix))
-        counts = [gauges[f"{told.prefix}{bound}"] for bound in bounds] + [gauges[told.count]]
+    def _show_step_tokens(self, text: Text, gauges: Gauges) -> None:
+        """A STATS frame counts up to each bound; the cells of a histogram are those between two."""
+        bounds = sorted(int(key.removeprefix(_STEP_TOKENS)) for key in gauges if key.startswith(_STEP_TOKENS))
+        counts = [gauges[f"{_STEP_TOKENS}{bound}"] for bound in bounds] + [gauges["steps"]]
         apart = [count - before for before, count in zip([0, *counts], counts, strict=False)]
-        shown = [bound / told.per_unit for bound in bounds]
-        text.histogram(name, self._base, shown, [*apart, gauges[told.sum] / told.per_sum])
+        name = "vllm:iteration_tokens_total"
+        text.begin(name, Kind.HISTOGRAM, "Tokens that ran in a step of the engine.")
+        text.histogram(name, self._base, [float(bound) for bound in bounds], [*apart, gauges["step_tokens"]])
 
-    def _show_host_time(self, text: Text, gauges: Gauges) -> None:
-        total, last = "streamserve:engine_host_seconds", "streamserve:engine_last_step_seconds"
-        text.begin(total, Kind.COUNTER, "Host time of all steps by what it was spent on.")
-        for phase in _PHASES:
-            text.sample(f"{total}_total", [("phase", phase)], gauges[f"{phase}_ns"] / NS_PER_S)
-        text.begin(last, Kind.GAUGE, "The same of the last step.")
-        for phase in _PHASES:
-            text.sample(last, [("phase", phase)], gauges[f"last_{phase}_ns"] / NS_PER_S)
+    def _show_processes(self, text: Text, engine: EngineNumbers | None) -> None:
+        """Each process by itself; sums over the label are those of the whole server."""
+        numbers = [(process, self._process_files.read(pid)) for process, pid in self._processes(engine)]
+        for family in PROCESS_FAMILIES:
+            known = [(process, values[family.name]) for process, values in numbers if family.name in values]
+            if known:
+                text.begin(family.name, family.kind, family.help)
+            for process, value in known:
+                text.sample(family.name, family.kind, [("process", process)], value)
+
+    def _processes(self, engine: EngineNumbers | None) -> Iterator[tuple[str, int]]:
+        """What each process of this server is, and its id."""
+        if self._supervisor is not None:
+            yield "supervisor", self._supervisor
+        if engine is not None:
+            yield "engine", engine.facts.pid
+        for index, row in enumerate(self._rows):
+            if pid := int(row[PID_CELL]):
+                yield f"frontend-{index}", pid
 
 
 def _cache_labels(facts: EngineFacts) -> Iterator[tuple[str, str]]:

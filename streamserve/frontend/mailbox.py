@@ -45,6 +45,7 @@ class Mailbox:
 
     Attributes:
         cached_tokens: prompt tokens that the engine found in its prefix cache.
+        began_s: since when the engine runs the request, in monotonic seconds; None while it does not.
         finish: the `Finish` code, once the stream has ended.
         num_top, num_prompt_top: see above.
         listener: called whenever there is something to take, in the pump's own turn; must not raise. While
@@ -57,6 +58,7 @@ class Mailbox:
         "_prompt_logprobs",
         "_tokens",
         "_waiter",
+        "began_s",
         "cached_tokens",
         "finish",
         "listener",
@@ -70,6 +72,7 @@ class Mailbox:
         self.num_top = num_top
         self.num_prompt_top = num_prompt_top
         self.cached_tokens = 0
+        self.began_s: float | None = None
         self.finish = NOT_FINISHED
         self.listener: Callable[[], None] | None = None
         self._tokens: list[int] = []

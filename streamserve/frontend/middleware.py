@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamserve.frontend import access_log, paths
 from streamserve.frontend.api.endpoint import tenant_of
 from streamserve.frontend.auth import route_path
-from streamserve.frontend.metrics import METHODS, Metrics
+from streamserve.frontend.families import METHODS
+from streamserve.frontend.metrics import Metrics
 from streamserve.frontend.tracing import Tracer
 
 REQUEST_ID = b"x-request-id"
+CONTENT_LENGTH = b"content-length"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # The client left before there was an answer. No client ever sees this status.
 LEFT = 499
@@ -39,15 +41,26 @@ class Exchange:
 
     Attributes:
         status: of the answer; 0 until it begins.
+        num_received: bytes of the request's body so far.
+        content_length: what the answer's head says of its body; 0 if it says nothing, as that of a stream.
     """
 
-    __slots__ = ("_closing", "_request_id", "_send", "status")
+    __slots__ = ("_closing", "_receive", "_request_id", "_send", "content_length", "num_received", "status")
 
-    def __init__(self, request_id: bytes, send: Send, closing: asyncio.Event) -> None:
+    def __init__(self, request_id: bytes, receive: Receive, send: Send, closing: asyncio.Event) -> None:
         self.status = 0
+        self.num_received = 0
+        self.content_length = 0
         self._request_id = request_id
+        self._receive = receive
         self._send = send
         self._closing = closing
+
+    async def receive(self) -> Message:
+        """Passes a message on. What a head says of the body is not believed: the bytes are counted."""
+        message = await self._receive()
+        self.num_received += len(message.get("body", b""))
+        return message
 
     def send(self, message: Message) -> Awaitable[None]:
         """Passes a message on. Hot: once a chunk, hence no coroutine of its own."""
@@ -65,7 +78,9 @@ class Exchange:
             self.status = message["status"]
         if kind == "websocket.close":
             return
-        headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != REQUEST_ID]
+        given = [(name.lower(), value) for name, value in message.get("headers", ())]
+        headers = [pair for pair in given if pair[0] != REQUEST_ID]
+        self.content_length = next((int(value) for name, value in headers if name == CONTENT_LENGTH), 0)
         headers.append((REQUEST_ID, self._request_id))
         if kind == "http.response.start" and self._closing.is_set():
             headers.append((b"connection", b"close"))
@@ -113,24 +128,24 @@ class Edge:
         request_id = valid_request_id(scope["headers"])
         headers = [pair for pair in scope["headers"] if pair[0] != REQUEST_ID]
         scope["headers"] = [*headers, (REQUEST_ID, request_id)]
-        exchange = Exchange(request_id, send, self._draining)
+        exchange = Exchange(request_id, receive, send, self._draining)
         span = None if self._tracer is None else self._tracer.begin(scope)
         if scope["type"] == "websocket":
             self._metrics.sockets.active.add()
             self._metrics.sockets.opened.add()
         try:
-            await self._app(scope, receive, exchange.send)
+            await self._app(scope, exchange.receive, exchange.send)
         finally:
             status, duration_s = exchange.status or LEFT, time.monotonic() - started_s
             template = self._templates.get(scope["endpoint"], NO_ROUTE) if "endpoint" in scope else NO_ROUTE
-            self._count(scope, template, status, duration_s)
+            self._count(scope, template, status, duration_s, exchange)
             if self._logs_access:
                 self._log(scope, status, duration_s, request_id)
             if self._tracer is not None:
                 about = {"streamserve.request_id": request_id.decode(), "streamserve.key": tenant_of(scope)}
                 self._tracer.end(span, scope, template, status, about)
 
-    def _count(self, scope: Scope, template: str, status: int, duration_s: float) -> None:
+    def _count(self, scope: Scope, template: str, status: int, duration_s: float, exchange: Exchange) -> None:
         if scope["type"] == "websocket":
             self._metrics.sockets.active.add(-1)
             self._metrics.sockets.duration.observe(duration_s)
@@ -141,6 +156,9 @@ class Edge:
         row = self._metrics.row
         row.counter("http_requests", template, method, f"{status // 100}xx").add()
         row.histogram("http_request_duration_seconds", template, method).observe(duration_s)
+        row.histogram("http_request_duration_highr_seconds").observe(duration_s)
+        row.histogram("http_request_size_bytes", template).observe(exchange.num_received)
+        row.histogram("http_response_size_bytes", template).observe(exchange.content_length)
 
     def _log(self, scope: Scope, status: int, duration_s: float, request_id: bytes) -> None:
         path = route_path(scope)

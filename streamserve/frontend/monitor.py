@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from streamserve.frontend.client import EngineClient
-from streamserve.frontend.metrics import RINGS, Metrics
+from streamserve.frontend.families import RINGS
+from streamserve.frontend.metrics import Metrics
 
 INTERVAL_S = 0.5
 

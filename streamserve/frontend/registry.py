@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from streamserve.errors import Expired, Overloaded
-from streamserve.frontend.metrics import Metrics
+from streamserve.frontend.metrics import Latencies, Metrics, Sizes
 from streamserve.sampling import SamplingParams
 
 COUNT_INTERVAL_S = 0.2
@@ -38,6 +38,10 @@ class Generation(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache; known with the first delta."""
+
+    @property
+    def began_s(self) -> float | None:
+        """Since when the engine runs it, monotonic; known with the first delta or at the end."""
 
     def cancel(self) -> None:
         """Ends it at once; what has come so far stands."""
@@ -88,11 +92,15 @@ class Meter:
         self._key.generation_tokens.add(num_new)
 
     def _start(self, now: float) -> None:
-        metrics, num_prompt = self._metrics, len(self._generation.prompt)
+        generation, metrics = self._generation, self._metrics
+        num_prompt, num_cached = len(generation.prompt), generation.cached_tokens
         self._first_s = now
         metrics.latency.first_token.observe(now - self._started_s)
         metrics.prompt_tokens.add(num_prompt)
-        metrics.cached_tokens.add(self._generation.cached_tokens)
+        metrics.cached_tokens.add(num_cached)
+        metrics.computed_by_source.add(num_prompt - num_cached)
+        metrics.found_by_source.add(num_cached)
+        metrics.cached_on_device.add(num_cached)
         self._key.prompt_tokens.add(num_prompt)
 
     def finish(self, reason: str) -> None:
@@ -104,15 +112,32 @@ class Meter:
         self._count(now)
         metrics.finished[reason].add()
         self._key.requests.add()
-        metrics.latency.whole.observe(now - self._started_s)
+        self._observe_times(metrics.latency, now)
+        self._observe_sizes(metrics.sizes)
+
+    def _observe_times(self, latency: Latencies, now: float) -> None:
+        """How long it took as a whole, and its parts as far as it got."""
+        latency.whole.observe(now - self._started_s)
+        began_s = self._generation.began_s
+        if began_s is not None:
+            latency.queue.observe(began_s - self._started_s)
+        if not self.num_tokens:
+            return
+        if began_s is not None:
+            latency.prefill.observe(self._first_s - began_s)
+            latency.inference.observe(self._last_s - began_s)
+        decode_s = self._last_s - self._first_s
+        latency.decode.observe(decode_s)
+        if self.num_tokens > 1:
+            latency.per_token.observe(decode_s / (self.num_tokens - 1))
+
+    def _observe_sizes(self, sizes: Sizes) -> None:
+        generation, num_prompt = self._generation, len(self._generation.prompt)
+        sizes.prompt.observe(num_prompt)
         if self.num_tokens:
-            decode_s = self._last_s - self._first_s
-            metrics.latency.decode.observe(decode_s)
-            if self.num_tokens > 1:
-                metrics.latency.per_token.observe(decode_s / (self.num_tokens - 1))
-        metrics.sizes.prompt.observe(len(self._generation.prompt))
-        metrics.sizes.generated.observe(self.num_tokens)
-        metrics.sizes.max_tokens.observe(self._generation.params.max_tokens)
+            sizes.computed.observe(num_prompt - generation.cached_tokens)
+        sizes.generated.observe(self.num_tokens)
+        sizes.max_tokens.observe(generation.params.max_tokens)
 
 
 class Record:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
 from engine_numbers import FACTS, GAUGES
 from prometheus_client.parser import text_string_to_metric_families
 
+from streamserve.frontend import processes
 from streamserve.frontend.exposition import EngineNumbers, Exposition
-from streamserve.frontend.metrics import CELL_BYTES, Kind, Layout, Metrics, Row
+from streamserve.frontend.families import Kind
+from streamserve.frontend.metrics import CELL_BYTES, PID_CELL, Layout, Metrics, Row
 
 
 class Server:
     """The rows of some frontends, and what they look like together."""
 
-    def __init__(self, num_frontends: int = 1, key_names: tuple[str, ...] = ("",)) -> None:
+    def __init__(
+        self, num_frontends: int = 1, key_names: tuple[str, ...] = ("",), supervisor: int | None = None
+    ) -> None:
+        self.supervisor = supervisor
         self.layout = Layout(key_names)
         self.memory = memoryview(bytearray(self.layout.segment_bytes(num_frontends)))
         size = self.layout.row_bytes
@@ -24,7 +30,8 @@ class Server:
         self.metrics = [Metrics(Row(self.layout, row)) for row in rows]
 
     def text(self, engine: EngineNumbers | None = None, num_restarts: int = 0) -> str:
-        return Exposition(self.layout, self.memory, 'mo"del').render(engine, num_restarts).decode()
+        exposition = Exposition(self.layout, self.memory, 'mo"del', self.supervisor)
+        return exposition.render(engine, num_restarts).decode()
 
     def samples(self, engine: EngineNumbers | None = None) -> dict[str, float]:
         """Name and labels in the order of Prometheus' own reader, without those that all vllm: names have."""
@@ -39,7 +46,7 @@ class Server:
 
 def test_cells_of_a_row_do_not_overlap_and_rows_are_apart() -> None:
     layout = Layout(("a", "b"))
-    taken: set[int] = set()
+    taken = {PID_CELL}
     for family in layout.families:
         for labels in family.series:
             cells = set(
@@ -115,10 +122,10 @@ def test_the_engines_numbers_have_vllms_names() -> None:
     assert samples["vllm:iteration_tokens_total_sum"] == 90
     assert samples["vllm:iteration_tokens_total_bucket{le=8.0}"] == 7
     assert samples["vllm:iteration_tokens_total_bucket{le=+Inf}"] == 10
-    assert samples["vllm:request_queue_time_seconds_bucket{le=0.3}"] == 1
-    assert samples["vllm:request_queue_time_seconds_bucket{le=1.5}"] == 4
-    assert samples["vllm:request_queue_time_seconds_count"] == 4
-    assert samples["vllm:request_queue_time_seconds_sum"] == 2.5
+    assert samples["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 2
+    assert samples["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 0
+    assert samples["vllm:engine_sleep_state{sleep_state=awake}"] == 1
+    assert samples["vllm:engine_sleep_state{sleep_state=weights_offloaded}"] == 0
     assert samples["streamserve:engine_host_seconds_total{phase=execute}"] == 2.5
     assert samples["streamserve:engine_last_step_seconds{phase=settle}"] == 0.001
     assert samples["streamserve:engine_up"] == 1
@@ -160,7 +167,7 @@ def test_a_new_process_takes_over_counters_but_not_gauges() -> None:
     server.metrics[0].prompt_tokens.add(5)
     server.metrics[0].streams_open.set(3)
     successor = Row(server.layout, server.memory)
-    successor.reset_gauges()
+    successor.take_over(pid=1234)
     assert successor.counter("vllm:prompt_tokens").value == 5
     assert successor.counter("streamserve:streams_open").value == 0
 
@@ -172,10 +179,58 @@ def test_a_name_that_the_layout_does_not_know_is_counted_nowhere() -> None:
     assert bytes(server.memory) == before
 
 
+def test_the_size_of_a_body_is_a_summary() -> None:
+    server = Server()
+    size = server.metrics[0].row.histogram("http_request_size_bytes", "/tokenize")
+    for num_bytes in (0, 100, 250):
+        size.observe(num_bytes)
+    samples = server.samples()
+    assert samples["http_request_size_bytes_count{handler=/tokenize}"] == 3
+    assert samples["http_request_size_bytes_sum{handler=/tokenize}"] == 350
+    assert not [name for name in samples if name.startswith("http_response_size_bytes")]
+
+
+@pytest.mark.parametrize("part", ["queue", "prefill", "decode", "inference"])
+def test_parts_of_a_requests_time_are_shown_as_vllm_does(part: str) -> None:
+    server = Server(num_frontends=2)
+    for metrics, seconds in zip(server.metrics, (0.3, 8000.0), strict=True):
+        getattr(metrics.latency, part).observe(seconds)
+    samples = server.samples()
+    name = f"vllm:request_{part}_time_seconds"
+    assert [samples[f"{name}_bucket{{le={le}}}"] for le in ("0.3", "7680.0", "+Inf")] == [1, 1, 2]
+    assert (samples[f"{name}_count"], samples[f"{name}_sum"]) == (2, 8000.3)
+
+
+# Processes
+
+
+def test_each_process_of_the_server_is_shown_with_what_it_uses() -> None:
+    server = Server(num_frontends=3, supervisor=os.getppid())
+    server.metrics[0].row.take_over(os.getpid())
+    # The second one has not started yet, and the third has died.
+    server.metrics[2].row.take_over(2**22 + 1)
+    samples = server.samples(EngineNumbers(FACTS, GAUGES))
+    for family in processes.FAMILIES:
+        suffix = "_total" if family.kind is Kind.COUNTER else ""
+        shown = {name for name in samples if name.startswith(f"{family.name}{suffix}{{")}
+        labels = ("supervisor", "engine", "frontend-0")
+        assert shown == {f"{family.name}{suffix}{{process={label}}}" for label in labels}
+    # Both are this process.
+    own, engine = (
+        samples[f"process_resident_memory_bytes{{process={who}}}"] for who in ("frontend-0", "engine")
+    )
+    assert own > 2**20
+    assert engine == pytest.approx(own, rel=0.5)
+
+
+def test_a_frontend_by_itself_shows_no_processes() -> None:
+    assert "process_" not in Server().text()
+
+
 def test_families_are_complete() -> None:
     for family in Layout().families:
         assert family.help.endswith(".")
-        assert (family.kind is Kind.HISTOGRAM) == bool(family.buckets)
+        assert (family.kind is Kind.HISTOGRAM) == bool(family.buckets), family.name
         assert list(family.buckets) == sorted(set(family.buckets))
         assert all(len(labels) == len(family.labels) for labels in family.series)
         assert dataclasses.is_dataclass(family)

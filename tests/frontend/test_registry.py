@@ -10,6 +10,7 @@ import pytest
 
 from streamserve.errors import Expired, Overloaded, RequestFailed
 from streamserve.frontend import registry as registry_module
+from streamserve.frontend.families import PROMPT_SOURCES
 from streamserve.frontend.metrics import Layout, Metrics, Row
 from streamserve.frontend.registry import Registry
 from streamserve.sampling import SamplingParams
@@ -22,6 +23,7 @@ class Asked:
     prompt: list[int] = field(default_factory=lambda: [1, 2, 3])
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=50))
     cached_tokens: int = 0
+    began_s: float | None = None
     num_cancels: int = 0
 
     def cancel(self) -> None:
@@ -130,6 +132,61 @@ def test_times_and_tokens_of_a_stream(registry: Registry, clock: list[float]) ->
     assert value(registry, "streamserve:key_generation_tokens", "alice") == 4
     assert value(registry, "streamserve:key_requests", "alice") == 1
     assert value(registry, "streamserve:key_requests", "bob") == 0
+
+
+def times(registry: Registry) -> dict[str, tuple[float, float]]:
+    """Count and sum of the parts of a request's time."""
+    parts = ("queue", "prefill", "decode", "inference")
+    return {part: count_and_sum(registry, f"vllm:request_{part}_time_seconds") for part in parts}
+
+
+def test_the_parts_of_a_request_add_up_to_the_whole(registry: Registry, clock: list[float]) -> None:
+    asked = Asked(cached_tokens=2)
+    with registry.track("x", "alice", [asked]) as record:
+        clock[0] += 2.0
+        asked.began_s = clock[0]
+        clock[0] += 0.5
+        record.observe(1)
+        # Whatever happens between two tokens, a preemption say, belongs to the decode.
+        clock[0] += 4.0
+        record.observe(2)
+        record.finish("stop")
+    assert times(registry) == {
+        "queue": (1, 2.0), "prefill": (1, 0.5), "decode": (1, 4.0), "inference": (1, 4.5),
+    }  # fmt: skip
+    assert count_and_sum(registry, "vllm:e2e_request_latency_seconds") == (1, 6.5)
+
+
+def test_an_aborted_request_has_the_times_that_it_got_to(registry: Registry, clock: list[float]) -> None:
+    _, in_prefill, in_decode = asked = [Asked(), Asked(), Asked()]
+    with registry.track("x", "alice", asked) as record:
+        clock[0] += 1.0
+        in_prefill.began_s = in_decode.began_s = clock[0]
+        clock[0] += 1.0
+        record.observe(1, 2)
+        clock[0] += 0.25
+        record.observe(1, 2)
+        clock[0] += 100.0
+    assert finished(registry) == {"abort": 3}
+    assert times(registry) == {
+        "queue": (2, 2.0), "prefill": (1, 1.0), "decode": (1, 0.25), "inference": (1, 1.25),
+    }  # fmt: skip
+    assert count_and_sum(registry, "vllm:e2e_request_latency_seconds") == (3, 3 * 102.25)
+
+
+def test_prompts_are_counted_by_what_had_to_be_computed(registry: Registry) -> None:
+    with registry.track("x", "alice", [Asked(cached_tokens=2), Asked(), Asked()]) as record:
+        for choice in (0, 1):
+            record.observe(1, choice)
+            record.finish("stop", choice)
+        # What a request that never ran would have found is not known.
+        record.finish("abort", 2)
+    assert count_and_sum(registry, "vllm:request_prefill_kv_computed_tokens") == (2, 4)
+    assert count_and_sum(registry, "vllm:request_prompt_tokens") == (3, 9)
+    by_source = {source: value(registry, "vllm:prompt_tokens_by_source", source) for source in PROMPT_SOURCES}
+    assert by_source == {"local_compute": 4, "local_cache_hit": 2, "external_kv_transfer": 0}
+    assert sum(by_source.values()) == value(registry, "vllm:prompt_tokens")
+    assert value(registry, "vllm:prompt_tokens_cached_by_source", "device") == 2
 
 
 def test_choices_are_counted_each_and_the_longest_once(registry: Registry) -> None:
