@@ -10,6 +10,8 @@ from server import running_server
 
 # As in the engine process: with idle threads that spin, two test processes on one machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Triton kernels run in its interpreter, on any processor; Triton reads this as it is first imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamserve.engine.core import EngineCore
 from streamserve.engine.executor.inline import InlineExecutor
+from streamserve.engine.executor.threaded import ThreadedExecutor
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from streamserve.hashing import BlockHasher
@@ -45,6 +46,7 @@ class EngineSettings:
     enable_prefix_caching: bool = True
     dtype: str = "float32"
     max_model_len: int | None = None
+    overlaps: bool = False
 
 
 class EngineHarness:
@@ -81,7 +83,7 @@ class EngineHarness:
         requests, deltas = self._segments
         self._writer = RingWriter(requests.view, self._bells[0])
         self._reader = RingReader(deltas.view, self._bells[1])
-        self.executor = InlineExecutor(spec)
+        self.executor = ThreadedExecutor(spec) if settings.overlaps else InlineExecutor(spec)
         self.facts = self.executor.start(lambda what, fraction: None)
         self._hasher = BlockHasher(b"k" * 32, settings.block_size)
         limits = SchedulerLimits(
@@ -122,7 +124,6 @@ class EngineHarness:
         tokens = np.array(prompt, dtype=np.int32)
         request = AddRequest(
             stream=stream,
-            arrival_ns=stream,
             tokens=tokens,
             num_prompt=len(tokens),
             params=params,

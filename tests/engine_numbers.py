@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from streamserve.frontend.pump import EngineFacts
 
 FACTS = EngineFacts(
     epoch=1,
+    pid=os.getpid(),
     model="tiny",
     max_model_len=512,
     vocab_size=400,
@@ -30,10 +33,6 @@ GAUGES: dict[str, int] = {
     "step_tokens_le_1": 2,
     "step_tokens_le_8": 7,
     "step_tokens_le_16": 9,
-    "begun": 4,
-    "queue_ns": 2_500_000_000,
-    "queue_ms_le_300": 1,
-    "queue_ms_le_1500": 4,
     **dict.fromkeys(("schedule_ns", "execute_ns", "settle_ns"), 2_500_000_000),
     **dict.fromkeys(("last_schedule_ns", "last_execute_ns", "last_settle_ns"), 1_000_000),
 }

@@ -16,10 +16,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 
-from streamserve.errors import InvalidRequest
+from streamserve.errors import BodyTooLarge, InvalidRequest
 from streamserve.frontend.api.body import BodyLimit
 from streamserve.frontend.api.endpoint import Call
-from streamserve.frontend.api.problems import HopelessBody
 from streamserve.frontend.registry import Registry
 from streamserve.frontend.websocket_protocol import StreamSocketProtocol
 
@@ -33,20 +32,20 @@ class ScriptedGeneration:
     prompt = (1, 2, 3)
     params = SimpleNamespace(max_tokens=1)
     cached_tokens = 0
+    began_s = None
 
     def __init__(self, answer: ScriptedAnswer) -> None:
         self._answer = answer
 
     def cancel(self) -> None:
-        self._answer.give({"finish_reason": "abort"})
-        self._answer.give(END)
+        self._answer.cancel()
 
 
 class ScriptedAnswer:
     """Gives what the test puts into it: batches, one object, an exception, or the end."""
 
     def __init__(self, endpoint: ScriptedEndpoint, call: Call) -> None:
-        self.id = f"answer-{call.request_id}"
+        self.id = f"answer-{call.body.get('request_id', call.request_id)}"
         self.is_stream = bool(call.body.get("stream"))
         self.call = call
         self.is_closed = asyncio.Event()
@@ -55,6 +54,10 @@ class ScriptedAnswer:
 
     def give(self, item: Any) -> None:
         self._items.put_nowait(item)
+
+    def cancel(self) -> None:
+        self.give({"finish_reason": "abort"})
+        self.give(END)
 
     def _track(self) -> Any:
         return self._endpoint.registry.track(self.id, self.call.tenant, [ScriptedGeneration(self)])
@@ -148,7 +151,7 @@ async def socket_server(
     service = SimpleNamespace(
         registry=endpoint.registry,
         draining=asyncio.Event(),
-        body_limit=lambda: BodyLimit(useful_bytes, HopelessBody("The request body is too long.")),
+        body_limit=lambda: BodyLimit(useful_bytes, BodyTooLarge("The request body is too long.")),
     )
     app = Starlette(routes=[WebSocketRoute("/", make_app(service, endpoint))])
     settings = uvicorn.Config(

@@ -7,11 +7,13 @@ checks it too.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import raw_http
 from websockets.sync.client import connect
 
 PATIENCE_S = 300.0
@@ -124,6 +126,22 @@ def ask(url: str, endpoint: str, transport: str, body: dict[str, Any]) -> Heard:
     return _stream(endpoint, list(events), wants_usage, is_continuous)
 
 
+def pose(
+    url: str, endpoint: str, transport: str, body: dict[str, Any], receive_buffer: int | None = None
+) -> socket.socket:
+    """A connection on which `body` has been asked for, and nothing is read yet."""
+    body = {**body, "stream": transport in (SSE, SOCKET_STREAM)}
+    if endpoint == RESPONSE and "max_tokens" in body:
+        body["max_output_tokens"] = body.pop("max_tokens")
+    connection = raw_http.dial(url, receive_buffer)
+    if transport in (HTTP, SSE):
+        connection.sendall(raw_http.request(PATHS[endpoint], body))
+        return connection
+    raw_http.open_socket(connection)
+    connection.sendall(raw_http.frame({"type": "create", "id": "only", "endpoint": endpoint, "body": body}))
+    return connection
+
+
 def _post(url: str, endpoint: str, body: dict[str, Any]) -> dict[str, Any]:
     # Not by httpx's `json`: it refuses numbers that a test wants to send.
     headers = {"content-type": "application/json"}
@@ -180,11 +198,11 @@ def sse_data(whole: str, *, ends_with_done: bool) -> Iterator[dict[str, Any]]:
 
 
 def _socket(url: str, endpoint: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with connect(url.replace("http", "ws", 1) + "/v1/ws", max_size=None, open_timeout=PATIENCE_S) as socket:
-        socket.send(json.dumps({"type": "create", "id": "only", "endpoint": endpoint, "body": body}))
+    with connect(url.replace("http", "ws", 1) + "/v1/ws", max_size=None, open_timeout=PATIENCE_S) as client:
+        client.send(json.dumps({"type": "create", "id": "only", "endpoint": endpoint, "body": body}))
         num_heard = 0
         while True:
-            message = strict_json(socket.recv(PATIENCE_S))
+            message = strict_json(client.recv(PATIENCE_S))
             # What is no JSON was meant for no stream that anybody could name.
             assert message.get("id") == "only" or message["type"] == "error", message
             if message["type"] == "done":
@@ -225,11 +243,13 @@ def _response(heard: Heard, document: dict[str, Any]) -> Heard:
 
 
 def _response_stream(events: list[dict[str, Any]]) -> Heard:
-    problem = events.pop()["error"] if "error" in events[-1] else None
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    if problem is not None:
-        assert events[-1]["type"] == "response.failed"
-        raise Refused(0, problem, is_late=True)
+    if events[-1]["type"] == "response.failed":
+        problem = events[-2]
+        assert problem["type"] == "error"
+        assert all(problem[name] == problem["error"][name] for name in ("code", "message", "param"))
+        assert events[-1]["response"]["error"]["message"] == problem["message"]
+        raise Refused(0, problem["error"], is_late=True)
     document = events[-1]["response"]
     heard = _response(Heard(document["id"], chunks=events), document)
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]

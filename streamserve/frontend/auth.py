@@ -4,11 +4,14 @@ A key comes as `Authorization: Bearer KEY`. A browser cannot set headers on a We
 subprotocol `openai-insecure-api-key.KEY` beside the one it wants, as OpenAI's own clients do, or, where the
 operator allows it, asks for `?api_key=KEY`. The subprotocol with the key is taken out of the scope, so that
 no answer can repeat it.
+
+Who brings no key, to a server that asks for none, must not be the web page of somebody else
+(streamserve.frontend.origins).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +20,7 @@ from streamserve.frontend import paths
 from streamserve.frontend.api.endpoint import TENANT
 from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.keys import ANYBODY, Identity, KeyRing
+from streamserve.frontend.origins import Origins
 
 IS_ADMIN = "streamserve.is_admin"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
@@ -48,13 +52,21 @@ class Authentication:
         keys: the keys of the server.
         metrics_open: whether /metrics is for everybody.
         ws_query_key: whether a WebSocket's key may be in its URL.
+        allowed_origins: of the web pages that need no key, where nobody does.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, *, metrics_open: bool = False, ws_query_key: bool = False
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        *,
+        metrics_open: bool = False,
+        ws_query_key: bool = False,
+        allowed_origins: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keys = keys
+        self._origins = Origins(allowed_origins)
         self._open = paths.PROBES | {paths.METRICS} if metrics_open else paths.PROBES
         self._ws_query_key = ws_query_key
 
@@ -65,7 +77,7 @@ class Authentication:
         identity = self._identify(scope)
         refusal = self._refusal(scope, identity)
         if refusal is not None:
-            await _refuse(refusal, scope, receive, send)
+            await refuse(refusal, scope, receive, send)
             return
         scope[TENANT] = (identity or ANYBODY).name
         scope[IS_ADMIN] = identity is not None and identity.is_admin
@@ -103,7 +115,7 @@ class Authentication:
         if self._keys.needs_key and identity is None and not is_open:
             return _NO_KEY
         if path not in paths.ADMIN or (identity is not None and identity.is_admin):
-            return None
+            return self._origins.refusal(scope) if identity is None else None
         if not self._keys.has_admin:
             return _NO_ADMIN
         return _NO_KEY if identity is None else _NOT_ADMIN
@@ -120,7 +132,8 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request, or a WebSocket before it opens, with `problem`."""
     if scope["type"] == "http":
         await problem.response()(scope, receive, send)
         return

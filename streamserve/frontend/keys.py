@@ -41,17 +41,27 @@ class KeyRing:
         admin_keys: the same for administrators.
 
     Raises:
-        ConfigError: a key is empty, or is there twice.
+        ConfigError: a key is empty or is there twice, or one without a name would get another one's.
     """
 
     def __init__(self, api_keys: Sequence[str] = (), admin_keys: Sequence[str] = ()) -> None:
         self.needs_key = bool(api_keys)
         self.has_admin = bool(admin_keys)
         self._digests: list[tuple[bytes, Identity]] = []
-        for default, written, is_admin in (("key", api_keys, False), ("admin", admin_keys, True)):
-            for number, text in enumerate(written, 1):
-                name, key = _split(text, default if is_admin and number == 1 else f"{default}-{number}")
-                self._add(key, Identity(name, is_admin))
+        written = [(_split(text), False, f"key-{number}") for number, text in enumerate(api_keys, 1)]
+        written += [
+            (_split(text), True, "admin" if number == 1 else f"admin-{number}")
+            for number, text in enumerate(admin_keys, 1)
+        ]
+        given = {name for (name, _), _, _ in written}
+        for (name, key), is_admin, default in written:
+            if name is None and default in given:
+                # Whoever has a name sees and ends what was asked under it.
+                raise ConfigError(
+                    f"--api-key: a key without a name would be called {default!r}, as another one is; "
+                    "give it a name."
+                )
+            self._add(key, Identity(default if name is None else name, is_admin))
 
     def _add(self, key: str, identity: Identity) -> None:
         if not key:
@@ -115,9 +125,10 @@ def _read(path: str | None, option: str) -> Iterable[str]:
     return keys
 
 
-def _split(text: str, default_name: str) -> tuple[str, str]:
+def _split(text: str) -> tuple[str | None, str]:
+    """The name, if there is one, and the key."""
     name, colon, key = text.partition(":")
-    return (name, key) if colon and _NAME.fullmatch(name) else (default_name, text)
+    return (name, key) if colon and _NAME.fullmatch(name) else (None, text)
 
 
 def _digest(key: bytes) -> bytes:

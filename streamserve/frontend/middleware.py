@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamserve.frontend import access_log, paths
+from streamserve.frontend import access_log, paths, request_ids
 from streamserve.frontend.api.endpoint import tenant_of
 from streamserve.frontend.auth import route_path
 from streamserve.frontend.families import METHODS
@@ -20,7 +20,7 @@ from streamserve.frontend.tracing import Tracer
 
 REQUEST_ID = b"x-request-id"
 CONTENT_LENGTH = b"content-length"
-_VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_VALID_ID = re.compile(request_ids.PATTERN.encode())
 # The client left before there was an answer. No client ever sees this status.
 LEFT = 499
 # The template of what is no route.

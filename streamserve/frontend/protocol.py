@@ -4,6 +4,9 @@ The parser itself puts no bound on header lines or on the time they take, so one
 amount of memory. Everything behind the head (body size and time, slow readers) is limited by the application,
 except for a body that goes on after its answer: nobody reads that any more.
 
+A client that is answered before it has sent everything gets to read the answer
+(streamserve.frontend.farewell).
+
 One request at a time: what a client sends while its answer is still being written is not read, and the
 connection closes after that answer. uvicorn's own pipelining notices a lost connection only for the newest
 request, so an older one would run on for nobody; and nothing else may be written into an answer.
@@ -12,16 +15,19 @@ request, so an older one would run on for nobody; and nothing else may be writte
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from streamserve.config import ServerConfig
 from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.sse import ABORT_EXTENSION, WRITE_EXTENSION
+from streamserve.frontend.farewell import Farewell
 from streamserve.frontend.middleware import valid_request_id
 
 
@@ -39,6 +45,17 @@ class HeadLimits:
         return cls(config.max_head_bytes, config.max_headers, config.head_timeout)
 
 
+class Outlet:
+    """What uvicorn's side of a request sees of the connection: the same, but it is closed in another way."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
@@ -52,12 +69,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         # Bytes of the head that is arriving; None between its end and the next one's beginning.
         self._head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        # Runs while the rest of a body comes that was answered before its end.
+        # Runs while the rest of a body comes that was answered before its end, on a connection that is kept.
         self._rest_timer: asyncio.TimerHandle | None = None
+        # Bytes since the last one of a body that is arriving: the size of a chunk, its extensions, trailers.
+        self._bare_bytes = 0
+        self._has_body_come = False
         # Whether a request ended in the bytes that came last, so that not all of them are of the next head.
         self._has_ended = False
         # Whether nothing more is read: the connection closes after the answer that is being written.
         self._is_deaf = False
+        # Once there is nothing more to say to a client that is not done.
+        self._farewell: Farewell | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection is open; its first request's head must come soon."""
@@ -68,15 +90,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """The connection is gone."""
         self._stop_head_timer()
         self._stop_rest_timer()
+        if self._farewell is not None:
+            self._farewell.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        if self._farewell is not None:
+            self._farewell.hear(len(data))
         if self._is_deaf:
             return
-        self._has_ended = False
+        self._has_ended = self._has_body_come = False
         super().data_received(data)
-        if self._head_bytes is None or self._has_ended or self._is_deaf or self.transport.is_closing():
+        if self._has_ended or self._is_deaf or self.transport.is_closing():
+            return
+        if self._head_bytes is None:
+            self._bare_bytes = 0 if self._has_body_come else self._bare_bytes + len(data)
+            if self._bare_bytes > self._limits.max_bytes:
+                self._give_up()
             return
         # Whole lines are counted as they come; this is for one that never ends. Between two requests of a
         # kept connection nothing has come, and uvicorn's own timer runs.
@@ -122,8 +153,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """The head is whole."""
         self._check(sum(len(name) + len(value) for name, value in self.headers) <= self._limits.max_bytes)
         self._head_bytes = None
+        self._bare_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        # It closes the connection as soon as an answer is whole that says so.
+        outlet: Any = Outlet(self.transport, self._close)
+        cycle.transport = outlet
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body came."""
+        self._has_body_come = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The body is whole."""
@@ -134,14 +177,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is whole, perhaps before the body."""
         super().on_response_complete()
-        if self.cycle.more_body and not self.transport.is_closing():
+        if self.cycle.more_body and self._farewell is None and not self.transport.is_closing():
             self._rest_timer = self.loop.call_later(self._limits.timeout_s, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """The server stops; a farewell ends by itself."""
+        if self._farewell is None:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, or a head that is over a limit, and closes."""
         if self._is_answering():
             self._go_deaf()
-        elif not self.transport.is_closing():
+        else:
             self._refuse(400, msg)
 
     def _is_answering(self) -> bool:
@@ -156,12 +204,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self.cycle.keep_alive = False
 
+    def _give_up(self) -> None:
+        """What comes is no body, and there is too much of it."""
+        if not self._is_answering():
+            self._refuse(431, "The request's trailers or chunk extensions are too large.")
+        elif self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._go_deaf()
+
     def _check(self, is_within_limits: bool) -> None:
         if not is_within_limits:
             self._refuse(431, "The request's headers are too large.")
             raise httptools.HttpParserError("head over a limit")
 
     def _refuse(self, status: int, message: str) -> None:
+        if self._is_deaf or self.transport.is_closing():
+            return
         phrase = HTTPStatus(status).phrase
         code = phrase.lower().replace(" ", "_")
         body = Problem(status, "invalid_request_error", code, message).encode()
@@ -171,7 +230,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Whoever waits for the rest of the body waits in vain.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._say_farewell()
+
+    def _close(self) -> None:
+        """Closes behind an answer."""
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._say_farewell()
+        else:
+            self.transport.close()
+
+    def _say_farewell(self) -> None:
+        self._is_deaf = True
+        self._stop_head_timer()
+        self.flow.resume_reading()
+        self._farewell = Farewell(self.transport, self.loop)
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.timeout_s, self._head_is_late)
@@ -188,5 +264,4 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
-            self._refuse(408, "The request's headers took too long to arrive.")
+        self._refuse(408, "The request's headers took too long to arrive.")

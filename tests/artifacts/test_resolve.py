@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from streamserve.artifacts import ResolvedModel, resolve_model
+from streamserve.artifacts import resolve_model
 from streamserve.artifacts.aliases import ALIASES, DEFAULT_ALIAS, PackagedModel
 from streamserve.artifacts.resolve import native_dtype
+from streamserve.bootstrap import ResolvedModel
 from streamserve.config import ModelConfig
 from streamserve.errors import ConfigError
 
@@ -233,6 +234,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
 HUB_PROBE = """
 import sys
 from streamserve.artifacts import resolve_model
+from streamserve.bootstrap import ResolvedModel
 from streamserve.config import ModelConfig
 from streamserve.errors import ConfigError
 try:

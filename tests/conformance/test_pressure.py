@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
-import socket
 import threading
 from collections import Counter
 
@@ -13,8 +11,22 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server import load, wait_idle, wait_until
-from ways_in import ALL_WAYS, CHAT, COMPLETION, HTTP, PATHS, SSE, WAYS, ask, prompt
+from ways_in import (
+    ALL_WAYS,
+    CHAT,
+    COMPLETION,
+    HTTP,
+    PATHS,
+    SOCKET_STREAM,
+    SSE,
+    TRANSPORTS,
+    WAYS,
+    ask,
+    pose,
+    prompt,
+)
 
+STREAM_WAYS = [way for way in ALL_WAYS if way[1] in (SSE, SOCKET_STREAM)]
 MODEL = {"model": "tiny"}
 
 
@@ -39,22 +51,6 @@ def number_of(text, name, **labels):
 
 def metrics(server):
     return httpx.get(f"{server.url}/metrics", timeout=300).raise_for_status().text
-
-
-@contextlib.contextmanager
-def unread(server, endpoint, body, buffer=4096):
-    """A request whose answer nobody reads; leaving the context drops the connection."""
-    url = httpx.URL(server.url)
-    payload = json.dumps(body).encode()
-    head = (
-        f"POST {PATHS[endpoint]} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\n\r\n"
-    )
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        connection.connect((url.host, url.port))
-        connection.sendall(head.encode() + payload)
-        yield connection
 
 
 @pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
@@ -133,7 +129,7 @@ def test_clients_that_do_not_read_are_dropped_and_cost_nobody_anything(cramped_s
     memory = cramped_server.frontend.memory_info().rss
     with contextlib.ExitStack() as stack:
         for _ in range(6):
-            stack.enter_context(unread(cramped_server, CHAT, greedy))
+            stack.enter_context(pose(cramped_server.url, CHAT, SSE, greedy, 4096))
         wait_until(lambda: load(cramped_server)["running"] > 0, "they run")
         for _ in range(3):
             heard = ask(cramped_server.url, CHAT, SSE, {**body, "max_tokens": 20, "priority": -1})
@@ -146,12 +142,13 @@ def test_clients_that_do_not_read_are_dropped_and_cost_nobody_anything(cramped_s
         assert cramped_server.frontend.memory_info().rss < memory + 60 * 2**20
 
 
-def test_dropped_streams_are_counted_as_that(cramped_server):
+@pytest.mark.parametrize(("endpoint", "transport"), STREAM_WAYS)
+def test_dropped_streams_are_counted_as_that(cramped_server, endpoint, transport):
     before = metrics(cramped_server)
-    body = {**MODEL, "prompt": "Go on", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {**MODEL, **prompt(endpoint, "Go on"), "max_tokens": 400, "ignore_eos": True}
     with contextlib.ExitStack() as stack:
         for _ in range(5):
-            connection = stack.enter_context(unread(cramped_server, COMPLETION, body))
+            connection = stack.enter_context(pose(cramped_server.url, endpoint, transport, body))
             assert connection.recv(64)
     wait_idle(cramped_server)
 
@@ -177,15 +174,15 @@ def test_dropped_streams_are_counted_as_that(cramped_server):
         assert number_of(after, f"vllm:{gauge}") == 0
 
 
-@pytest.mark.parametrize("endpoint", [CHAT, COMPLETION])
-def test_an_id_whose_stream_was_dropped_can_be_used_again(cramped_server, endpoint):
+@pytest.mark.parametrize(("endpoint", "transport"), STREAM_WAYS)
+def test_an_id_whose_stream_was_dropped_can_be_used_again(cramped_server, endpoint, transport):
     body = {**MODEL, **prompt(endpoint, "Go on"), "ignore_eos": True, "temperature": 0, "request_id": "mine"}
     expected = ask(cramped_server.url, endpoint, HTTP, {**body, "max_tokens": 12, "request_id": "other"})
     for _ in range(5):
-        with unread(cramped_server, endpoint, {**body, "max_tokens": 400, "stream": True}) as connection:
+        with pose(cramped_server.url, endpoint, transport, {**body, "max_tokens": 400}) as connection:
             assert connection.recv(64)
-        heard = ask(cramped_server.url, endpoint, SSE, {**body, "max_tokens": 12})
-        assert heard.id.endswith("-mine")
+        heard = ask(cramped_server.url, endpoint, transport, {**body, "max_tokens": 12})
+        assert heard.id[-5:] in ("-mine", "_mine")
         assert heard.text == expected.text
 
 
@@ -215,3 +212,18 @@ def test_others_are_answered_while_huge_prompts_are_looked_at(cramped_server):
         stop.set()
         thread.join(300)
     assert set(statuses) <= {400, 413}
+
+
+@pytest.mark.parametrize(
+    "transport", [SSE, *(pytest.param(name, marks=pytest.mark.heavy) for name in TRANSPORTS if name != SSE)]
+)
+def test_an_answer_longer_than_any_message_in_a_ring_wedges_nothing(tiny_server, untouched, transport):
+    """Eight bytes for each of twenty-one log probabilities come to more than half of four megabytes."""
+    ids = [5 + number % 400 for number in range(13_000)]
+    body = {**MODEL, "prompt": ids, "echo": True, "logprobs": 20, "max_tokens": 1, "temperature": 0}
+    said = ask(tiny_server.url, COMPLETION, transport, body).only
+    assert len(said.tokens) == len(said.logprobs) == len(ids) + 1
+    small = {**MODEL, "prompt": "Go on", "max_tokens": 4, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = pool.map(lambda _: ask(tiny_server.url, COMPLETION, transport, small), range(64))
+        assert {heard.only.reason for heard in answers} == {"length"}

@@ -7,18 +7,22 @@ import re
 
 import httpx
 import pytest
+from server import running_server
 from ways_in import (
     ALL_WAYS,
     CHAT,
     COMPLETION,
     HTTP,
+    PATHS,
     RESPONSE,
+    SOCKET_STREAM,
+    SSE,
     TRANSPORTS,
-    WAYS,
     Refused,
     ask,
     prompt,
 )
+from websockets.sync.client import connect
 
 VOCAB_SIZE = 512
 NAN, INFINITY = float("nan"), float("inf")
@@ -82,7 +86,8 @@ def refusal(server, endpoint, transport, body):
 def test_fields_out_of_range(tiny_server, untouched, endpoint, transport):
     for name, value in ANYWHERE:
         is_json = not re.search("NaN|Infinity", json.dumps(value))
-        if name == "stream" and transport != HTTP:
+        if name == "stream" and transport in (SSE, SOCKET_STREAM):
+            # Whoever asks for a stream has said so already.
             continue
         refused = refusal(tiny_server, endpoint, transport, {**prompt(endpoint, "hi"), name: value})
         assert refused.status == 400, (name, value, refused)
@@ -141,6 +146,26 @@ def test_deeply_nested_bodies(tiny_server, untouched, name, depth):
             assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
+def test_deep_bodies_over_every_path(tiny_server, untouched, endpoint, transport):
+    wants_stream = json.dumps(transport in (SSE, SOCKET_STREAM))
+    known = json.dumps(prompt(endpoint, "hi"))[1:-1]
+    for depth in (110, 900, 10_000):
+        deep = f'{{{known},"stream":{wants_stream},"x":{"[" * depth}{"]" * depth}}}'
+        if transport in (HTTP, SSE):
+            headers = {"content-type": "application/json"}
+            answer = httpx.post(tiny_server.url + PATHS[endpoint], content=deep, headers=headers, timeout=300)
+            status, error = answer.status_code, answer.json()["error"]
+        else:
+            with connect(tiny_server.url.replace("http", "ws", 1) + "/v1/ws") as client:
+                client.send(f'{{"type":"create","id":1,"endpoint":"{endpoint}","body":{deep}}}')
+                error = json.loads(client.recv(300))["error"]
+                status = error["status"]
+                client.send('{"type":"ping"}')
+                assert json.loads(client.recv(300)) == {"type": "pong"}
+        assert (status, error["code"]) == (400, "invalid_request")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"])
 @pytest.mark.parametrize(
     "raw",
@@ -176,22 +201,76 @@ TEMPLATE = """{% if messages[0]['role'] == 'system' %}{{ raise_exception('System
 SYSTEM, USER = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}
 
 
+KV_TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def stern_server(tiny_model, tmp_path_factory):
+    """A server with a template that refuses much, and little KV cache."""
+    template = tmp_path_factory.mktemp("templates") / "stern.jinja"
+    template.write_text(TEMPLATE)
+    with running_server(
+        str(tiny_model),
+        "--dtype=float32",
+        "--served-model-name=tiny",
+        f"--num-gpu-blocks-override={KV_TOKENS // 16}",
+        f"--chat-template={template}",
+        env={"OMP_NUM_THREADS": "1"},
+    ) as server:
+        yield server
+    assert "Traceback" not in server.output
+
+
+CONVERSATIONS = [
+    ([SYSTEM, USER], "System role not supported"),
+    ([USER, USER], "Roles must alternate"),
+    ([{"role": "assistant", "content": "x"}], "Roles must alternate"),
+]
+TOLD = [
+    *((endpoint, *told) for told in CONVERSATIONS for endpoint in (CHAT, RESPONSE)),
+    # A response knows its roles itself.
+    (CHAT, [{"role": "foo", "content": "x"}], "Roles must alternate"),
+]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ([SYSTEM, USER], "System role not supported"),
-        ([USER, USER], "Roles must alternate"),
-        ([{"role": "developer", "content": "x"}], "Roles must alternate"),
-        ([{"role": "foo", "content": "x"}], "Roles must alternate"),
-    ],
-)
-def test_what_a_template_says_against_a_conversation_is_told(cramped_server, messages, said, transport):
-    refused = refusal(
-        cramped_server, CHAT, transport, {"messages": messages, "chat_template": TEMPLATE, "max_tokens": 2}
-    )
-    assert refused.status == 400
+@pytest.mark.parametrize(("endpoint", "messages", "said"), TOLD)
+def test_what_a_template_says_against_a_conversation_is_told(
+    stern_server, endpoint, messages, said, transport
+):
+    name = "messages" if endpoint == CHAT else "input"
+    refused = refusal(stern_server, endpoint, transport, {name: messages, "max_tokens": 2})
+    assert (refused.status, refused.error["param"]) == (400, name)
     assert said in refused.error["message"]
+    well = {**prompt(endpoint, "hi"), "max_tokens": 2, "ignore_eos": True}
+    assert ask(stern_server.url, endpoint, transport, well).only.reason == "length"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_a_template_in_a_request_says_is_told(cramped_server, transport):
+    body = {"messages": [SYSTEM, USER], "chat_template": TEMPLATE, "max_tokens": 2}
+    refused = refusal(cramped_server, CHAT, transport, body)
+    assert refused.status == 400
+    assert "System role not supported" in refused.error["message"]
+
+
+@pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
+def test_what_the_kv_cache_can_never_hold_is_refused_at_once(stern_server, endpoint, transport):
+    body = {**prompt(endpoint, "hi"), "ignore_eos": True, "temperature": 0}
+    refused = refusal(stern_server, endpoint, transport, {**body, "max_tokens": 300})
+    limit = "max_output_tokens" if endpoint == RESPONSE else "max_tokens"
+    assert (refused.status, refused.error["param"]) == (400, limit)
+    (most,) = re.findall(r"may be at most (\d+)", refused.error["message"])
+    assert (
+        ask(stern_server.url, endpoint, transport, {**body, "max_tokens": int(most)}).only.reason == "length"
+    )
+    refused = refusal(stern_server, endpoint, transport, {**body, "max_tokens": int(most) + 1})
+    assert refused.status == 400
+    refused = refusal(
+        stern_server, endpoint, transport, {**prompt(endpoint, "x y z " * 200), "max_tokens": 1}
+    )
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert str(KV_TOKENS) in refused.error["message"]
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -215,17 +294,19 @@ def test_turns_without_content_are_turns(tiny_server, turn, content, transport):
     assert ask(tiny_server.url, CHAT, transport, body).only.reason == "length"
 
 
-@pytest.mark.parametrize(("endpoint", "transport"), WAYS)
+@pytest.mark.parametrize(("endpoint", "transport"), ALL_WAYS)
 @pytest.mark.parametrize("max_tokens", [None, 1, 2])
 def test_the_context_ends_where_it_is_said_to(cramped_server, endpoint, transport, max_tokens):
     limit = 512
     around = 0
-    if endpoint == CHAT:
+    if endpoint != COMPLETION:
         asked = {"messages": [{"role": "user", "content": "a"}]}
         counted = httpx.post(f"{cramped_server.url}/tokenize", json=asked, timeout=300).json()["count"]
         around = counted - 1
     for length in (limit - 2, limit - 1, limit, limit + 1):
-        given = prompt(endpoint, "a" * (length - around)) if endpoint == CHAT else {"prompt": [7] * length}
+        given = {"prompt": [7] * length}
+        if endpoint != COMPLETION:
+            given = prompt(endpoint, "a" * (length - around))
         body = {"model": "tiny", **given, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
         if length >= limit:
             refused = refusal(cramped_server, endpoint, transport, body)
@@ -233,9 +314,9 @@ def test_the_context_ends_where_it_is_said_to(cramped_server, endpoint, transpor
             assert f"{length} tokens" in refused.error["message"]
             assert "512" in refused.error["message"]
             continue
-        said = ask(
-            cramped_server.url, endpoint, transport, {**body, "stream_options": {"include_usage": True}}
-        )
+        if endpoint != RESPONSE:
+            body["stream_options"] = {"include_usage": True}
+        said = ask(cramped_server.url, endpoint, transport, body)
         assert said.usage["prompt_tokens"] == length
         room = limit - length
         wanted = 16 if endpoint == COMPLETION else room

@@ -117,6 +117,9 @@ def test_two_frontends_share_the_port_and_the_numbers(team_server):
         grown = {name: value - before.get(name, 0) for name, value in after.items()}
         assert grown["vllm:generation_tokens_total"] == 64
         assert grown["vllm:request_success_total{finished_reason=length}"] == 16
+        for part in ("queue", "prefill", "decode", "inference"):
+            assert grown[f"vllm:request_{part}_time_seconds_count"] == 16
+        assert grown["vllm:request_prefill_time_seconds_sum"] > 0
         assert grown["streamserve:key_generation_tokens_total{key=alice}"] == 32
         assert grown["streamserve:key_generation_tokens_total{key=bob}"] == 32
         assert grown["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 16
@@ -125,6 +128,23 @@ def test_two_frontends_share_the_port_and_the_numbers(team_server):
             "streamserve:streams_open{frontend=0}",
             "streamserve:streams_open{frontend=1}",
         }
+
+
+def test_every_process_shows_what_it_uses(team_server):
+    found = samples(team_server)
+    supervisor = psutil.Process(team_server.process.pid)
+    (engine,) = (child for child in supervisor.children() if "streamserve.engine.process" in child.cmdline())
+    started_s = {"supervisor": supervisor.create_time(), "engine": engine.create_time()}
+    for process in ("supervisor", "engine", "frontend-0", "frontend-1"):
+        labels = f"{{process={process}}}"
+        assert found[f"process_cpu_seconds_total{labels}"] > 0
+        assert found[f"process_resident_memory_bytes{labels}"] > 2**20
+        assert found[f"process_max_fds{labels}"] >= found[f"process_open_fds{labels}"] > 3
+        shown_s = found[f"process_start_time_seconds{labels}"]
+        assert shown_s == pytest.approx(started_s.get(process, shown_s), abs=1)
+    assert found["process_resident_memory_bytes{process=engine}"] == pytest.approx(
+        engine.memory_info().rss, rel=0.2
+    )
 
 
 def test_a_stream_is_seen_and_ended_through_either_frontend(team_server):

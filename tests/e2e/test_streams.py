@@ -9,6 +9,7 @@ from collections import Counter
 import httpx
 import pytest
 from server import running_server, sse_events, wait_until
+from ways_in import ALL_WAYS, pose, prompt
 
 COMPLETIONS = "/v1/completions"
 
@@ -103,43 +104,37 @@ def narrow_server(tiny_model):
         yield server
 
 
-@contextlib.contextmanager
-def open_request(server, request):
-    """Sends a request without reading its answer; closing the context drops the connection."""
-    url = httpx.URL(server.url)
-    with contextlib.closing(__import__("socket").create_connection((url.host, url.port))) as connection:
-        payload = __import__("json").dumps(request).encode()
-        head = (
-            f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(payload)}\r\n\r\n"
-        )
-        connection.sendall(head.encode() + payload)
-        yield connection
+def posed(server, way, text, max_tokens):
+    """A request whose answer nobody reads; closing the context drops the connection."""
+    endpoint, transport = way
+    fields = {"model": "tiny", "max_tokens": max_tokens, "ignore_eos": True}
+    return pose(server.url, endpoint, transport, {**fields, **prompt(endpoint, text)})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnect_frees_the_request_in_every_state(narrow_server, stream):
+@pytest.mark.parametrize("way", ALL_WAYS, ids="-".join)
+def test_a_disconnect_frees_the_request_in_every_state(narrow_server, way):
     free = statistics(narrow_server)["num_blocks"]
-    forever = body("running", 30_000, stream=stream)
     with contextlib.ExitStack() as stack:
         for _ in range(2):
-            stack.enter_context(open_request(narrow_server, forever))
+            stack.enter_context(posed(narrow_server, way, "running", 30_000))
         wait_until(lambda: statistics(narrow_server)["running"] == 2, "two requests run")
-        with open_request(narrow_server, body("queued", 30_000, stream=stream)):
+        with posed(narrow_server, way, "queued", 30_000):
             wait_until(lambda: statistics(narrow_server)["waiting"] == 1, "one request waits")
         wait_until(lambda: statistics(narrow_server)["waiting"] == 0, "the queued request is gone")
         assert statistics(narrow_server)["running"] == 2
     wait_idle(narrow_server)
-    with open_request(narrow_server, body([7] * 60_000, 5, stream=stream)):
+    # Some thousands of tokens, and sixty-four a step.
+    with posed(narrow_server, way, "the old town " * 4000, 5):
         wait_until(lambda: statistics(narrow_server)["running"] == 1, "the long prompt is being read")
     wait_idle(narrow_server)
     stats = statistics(narrow_server)
     assert stats["free_blocks"] == stats["num_blocks"] == free
 
 
-def test_a_fresh_request_does_not_wait_for_those_who_left(narrow_server):
+@pytest.mark.parametrize("way", ALL_WAYS, ids="-".join)
+def test_a_fresh_request_does_not_wait_for_those_who_left(narrow_server, way):
     for _ in range(20):
-        with open_request(narrow_server, body("impatient", 30_000)):
+        with posed(narrow_server, way, "impatient", 30_000):
             pass
     answer = httpx.post(
         narrow_server.url + COMPLETIONS, json=body("fresh", 3, stream=False), timeout=300

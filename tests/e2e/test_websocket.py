@@ -166,6 +166,8 @@ def keyed_server(tiny_model):
         "--num-gpu-blocks-override=2000",
         "--stream-write-timeout=2",
         "--drain-timeout=3",
+        "--ws-query-key",
+        "--allowed-origins=https://page.example",
         env={"OMP_NUM_THREADS": "2", "STREAMSERVE_API_KEY": KEY},
     ) as server:
         yield server
@@ -193,6 +195,41 @@ async def test_a_key_in_a_subprotocol(keyed_server):
         assert client.subprotocol == "streamserve"
         await say(client, type="ping")
         assert await hear(client) == {"type": "pong"}
+
+
+@pytest.mark.parametrize("path", ["/v1/ws", "/v1/responses"])
+async def test_a_key_in_the_url_where_that_is_allowed(keyed_server, path):
+    url = keyed_server.url.replace("http", "ws") + path
+    async with connect(f"{url}?api_key={KEY}") as client:
+        await client.send("{")
+        assert (await hear(client))["type"] == "error"
+    for wrong in ("wrong", "", "%ff", f"{KEY}x"):
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"{url}?api_key={wrong}")
+        assert refused.value.response.status_code == 401
+
+
+def test_a_key_in_the_url_is_for_websockets_alone(keyed_server):
+    assert httpx.get(f"{keyed_server.url}/v1/models?api_key={KEY}", timeout=WAIT_S).status_code == 401
+
+
+def test_a_preflight_request_brings_no_key(keyed_server):
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/ws"):
+        for origin, status in (("https://page.example", 200), ("https://other.example", 400)):
+            answer = httpx.options(
+                keyed_server.url + path, headers={"Origin": origin, **asks}, timeout=WAIT_S
+            )
+            assert answer.status_code == status
+        assert httpx.options(keyed_server.url + path, timeout=WAIT_S).status_code == 401
+
+
+@pytest.mark.parametrize("key", [b"Bearer \xff\xfe", "Bearer s\u00e9same".encode(), b"\xe4\xbd\xa0 sesame"])
+def test_a_key_in_no_known_alphabet_is_a_wrong_key(keyed_server, key):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        answer = httpx.post(keyed_server.url + path, json={}, headers={b"Authorization": key}, timeout=WAIT_S)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
 async def test_a_client_that_does_not_read_slows_only_itself(keyed_server):

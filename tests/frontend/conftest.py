@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -48,6 +51,7 @@ from streamserve.messages import (
     decode_abort,
     decode_add,
     decode_call,
+    encode_begun,
     encode_call,
     encode_json,
     encode_prompt_logprobs,
@@ -213,6 +217,7 @@ class FakeEngine:
         self.num_steps += 1
         streams, counts, finishes, tokens, cached = [], [], [], [], []
         num_top = [row.request.params.logprobs for row in rows if row.request.params.logprobs is not None]
+        self.begin([row.request.stream for row in rows if row.num_sent == 0])
         for row in rows:
             is_first = row.num_sent == 0
             if is_first and row.request.params.prompt_logprobs is not None:
@@ -229,6 +234,12 @@ class FakeEngine:
         self.push_step(streams, counts, finishes, tokens, cached if any(cached) else None, logprobs=logprobs)
         self._changed()
         return True
+
+    def begin(self, streams: list[int]) -> None:
+        """Says that these begin to run."""
+        if streams:
+            frame = encode_begun(self.epoch, streams, time.monotonic_ns())
+            assert self.writer.try_push(Kind.BEGUN, frame)
 
     def push_step(
         self,
@@ -342,9 +353,6 @@ class FakeEngine:
             "step_tokens": 3 * self.num_steps,
             "step_tokens_le_1": 0,
             "step_tokens_le_8": self.num_steps,
-            "begun": len(self.adds),
-            "queue_ns": 0,
-            "queue_ms_le_300": len(self.adds),
             **{f"{part}_ns": 1_000_000 for part in parts},
             **{f"last_{part}_ns": 1000 for part in parts},
         }
@@ -451,6 +459,36 @@ def events() -> Callable[[str], list[Any]]:
     return sse_events
 
 
+@pytest.fixture
+def turns_during() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Does some work in a thread: how many turns the event loop gets meanwhile, and the work's result.
+
+    Nobody is made to give up the interpreter here, so there are turns only where the work drops the lock.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    turns: list[int] = []
+
+    async def measure(work: Callable[[], Any]) -> tuple[int, Any]:
+        turns.append(0)
+
+        def run() -> tuple[int, Any]:
+            before = turns[-1]
+            result = work()
+            return turns[-1] - before, result
+
+        with ThreadPoolExecutor(1) as threads:
+            working = asyncio.get_running_loop().run_in_executor(threads, run)
+            while not working.done():
+                turns[-1] += 1
+                # Long enough for the thread to get the lock.
+                await asyncio.sleep(0.0005)
+            return await working
+
+    yield measure
+    sys.setswitchinterval(interval_s)
+
+
 def registry_of(deployment: Deployment | None) -> Registry:
     """What counts into the row of a deployment's frontend, as the process has it."""
     if deployment is None:
@@ -500,6 +538,8 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             board,
             {
                 "epoch": 1,
+                "pid": os.getpid(),
+                "incarnation": 0,
                 "model": "tiny",
                 "max_model_len": 512,
                 "vocab_size": 512,

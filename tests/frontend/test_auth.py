@@ -29,7 +29,7 @@ async def knock(
     path: str,
     *headers: tuple[bytes, bytes],
     kind: str = "http",
-    options: dict[str, bool] | None = None,
+    options: dict[str, Any] | None = None,
     **more: Any,
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """What gets through, if anything, and what is answered."""
@@ -215,3 +215,107 @@ async def test_a_websocket_brings_its_key_in_the_url_only_where_that_is_allowed(
         assert (scope is not None) == is_right
     scope, _ = await knock(KEYS, "/v1/models", query_string=b"api_key=sk-alice", options=options)
     assert scope is None
+
+
+# Web pages
+
+PAGE, FORM = b"https://page.example", (b"content-type", b"application/x-www-form-urlencoded")
+JSON = (b"content-type", b"application/json; charset=utf-8")
+HERE = (b"host", b"llm.example:8000")
+
+
+def origin(value: bytes) -> tuple[bytes, bytes]:
+    return b"origin", value
+
+
+async def knock_keyless(*headers: tuple[bytes, bytes], **more: Any) -> int | None:
+    """The status with which a server without keys turns somebody away, if it does."""
+    path, options = more.pop("path", "/v1/ws"), {"allowed_origins": more.pop("allowed", ())}
+    scope, said = await knock(KeyRing(), path, *headers, options=options, **{**EXTENSION, **more})
+    if scope is not None:
+        assert not said
+        return None
+    assert orjson.loads(said[1]["body"])["error"]["code"] == "origin_not_allowed"
+    status: int = said[0]["status"]
+    return status
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        b"https://page.example",
+        b"http://llm.example",
+        b"http://llm.example:8001",
+        b"http://llm.example.evil.example:8000",
+        b"http://evil.example@llm.example:8000.evil.example",
+        b"null",
+        b"",
+        b"file://",
+        b"http://[::1",
+        b"http://llm.example:80000",
+        b"\xff\xfe",
+    ],
+)
+async def test_a_foreign_page_opens_no_websocket_and_posts_no_form(foreign: bytes) -> None:
+    headers = (HERE, origin(foreign))
+    assert await knock_keyless(*headers, kind="websocket") == 403
+    for simple in (FORM, (b"content-type", b"text/plain"), (b"x-none", b"")):
+        assert await knock_keyless(*headers, simple, method="POST") == 403
+    # What a browser asks for first, and what has no effect, is left to CORS.
+    assert await knock_keyless(*headers, JSON, method="POST") is None
+    assert await knock_keyless(*headers, (b"content-type", b"application/x+json"), method="POST") is None
+    assert await knock_keyless(*headers, method="GET") is None
+    assert await knock_keyless(*headers, method="DELETE") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "same"),
+    [
+        (b"llm.example:8000", b"http://llm.example:8000"),
+        (b"LLM.example:8000", b"http://llm.EXAMPLE:8000"),
+        (b"llm.example", b"http://llm.example"),
+        (b"llm.example:80", b"http://llm.example"),
+        # Behind a proxy that does the TLS the connection itself is plain HTTP.
+        (b"llm.example", b"https://llm.example"),
+        (b"llm.example:443", b"https://llm.example"),
+        (b"127.0.0.1:8000", b"http://127.0.0.1:8000"),
+        (b"[::1]:8000", b"http://[::1]:8000"),
+    ],
+)
+async def test_a_page_of_the_server_itself_may(host: bytes, same: bytes) -> None:
+    headers = ((b"host", host), origin(same))
+    assert await knock_keyless(*headers, kind="websocket") is None
+    assert await knock_keyless(*headers, kind="websocket", path="/llm/v1/ws", root_path="/llm") is None
+    assert await knock_keyless(*headers, FORM, method="POST") is None
+
+
+async def test_whom_the_browser_itself_calls_a_page_of_the_server_may() -> None:
+    """Behind a proxy that puts another name into the Host header."""
+    headers = ((b"host", b"backend:8000"), origin(PAGE), (b"sec-fetch-site", b"same-origin"))
+    assert await knock_keyless(*headers, kind="websocket") is None
+    for other in (b"same-site", b"cross-site", b"none"):
+        headers = ((b"host", b"backend:8000"), origin(PAGE), (b"sec-fetch-site", other))
+        assert await knock_keyless(*headers, kind="websocket") == 403
+
+
+async def test_what_is_no_page_has_no_origin() -> None:
+    assert await knock_keyless(HERE, kind="websocket") is None
+    assert await knock_keyless(HERE, FORM, method="POST") is None
+    assert await knock_keyless(kind="websocket") is None
+
+
+async def test_pages_that_are_allowed_may() -> None:
+    for allowed, status in ((("https://page.example",), None), (("*",), None), (("https://x.example",), 403)):
+        headers = (HERE, origin(PAGE))
+        assert await knock_keyless(*headers, kind="websocket", allowed=allowed) == status
+        assert await knock_keyless(*headers, FORM, method="POST", allowed=allowed) == status
+
+
+async def test_who_brings_a_key_may_come_from_anywhere() -> None:
+    """No page can send a key that it does not know."""
+    for keys in (KEYS, KeyRing([], ["root:sk-root"])):
+        key = bearer("sk-root")
+        scope, _ = await knock(keys, "/v1/ws", HERE, origin(PAGE), key, kind="websocket")
+        assert scope is not None
+    _, said = await knock(KEYS, "/v1/ws", HERE, origin(PAGE), kind="websocket", **EXTENSION)
+    assert said[0]["status"] == 401

@@ -64,6 +64,20 @@ async def test_leaving_while_the_request_is_half_sent(run_harness: Any) -> None:
         assert len(await collect(frontend.client, generation())) == 3
 
 
+async def test_what_was_meant_for_a_process_before_this_one_is_not_heeded(run_harness: Any) -> None:
+    async with run_harness(says_hello=False) as frontend:
+        engine, first_stream = frontend.engine, 1 << 32
+        engine.hello(incarnation=7)
+        engine.push_step([first_stream], [1], [Finish.NONE], [9])
+        await frontend.until(lambda: frontend.pump.statistics().messages == 2)
+        assert frontend.pump.engine is None
+        engine.push_step([first_stream], [1], [Finish.STOP], [9])
+        engine.hello(incarnation=0)
+        await frontend.until(lambda: frontend.pump.engine is not None)
+        assert await collect(frontend.client, generation()) == [7, 7, 7]
+        assert engine.adds[0].stream == first_stream
+
+
 async def test_closing_the_iterator_is_the_abort(frontend: Any) -> None:
     frontend.engine.is_automatic = False
     deltas = frontend.client.generate(generation(max_tokens=100))
@@ -213,7 +227,7 @@ class PaperFragments:
 
 
 def add(stream: int, num_prompt: int = 2) -> AddRequest:
-    return AddRequest(stream, 0, np.zeros(num_prompt, "<i4"), num_prompt, SamplingParams(1), [])
+    return AddRequest(stream, np.zeros(num_prompt, "<i4"), num_prompt, SamplingParams(1), [])
 
 
 def sent(writer: PaperWriter) -> list[Any]:

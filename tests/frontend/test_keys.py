@@ -57,6 +57,26 @@ def test_keys_that_cannot_be_meant_are_refused(api: list[str], admin: list[str],
         KeyRing(api, admin)
 
 
+@pytest.mark.parametrize(
+    ("api", "admin", "name"),
+    [
+        (["key-2:A", "B"], [], "key-2"),
+        (["B", "key-1:A"], [], "key-1"),
+        (["admin:A"], ["B"], "admin"),
+        (["A"], ["key-1:B"], "key-1"),
+        ([], ["admin-2:A", "B"], "admin-2"),
+    ],
+)
+def test_nobody_gets_the_name_of_somebody_else_by_chance(api: list[str], admin: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}'"):
+        KeyRing(api, admin)
+
+
+def test_an_administrator_may_have_an_ordinary_key_too() -> None:
+    ring = KeyRing(["root:A"], ["root:B"])
+    assert (ring.find(b"A"), ring.find(b"B")) == (Identity("root"), Identity("root", is_admin=True))
+
+
 def test_an_admin_key_alone_leaves_the_rest_open() -> None:
     ring = KeyRing([], ["root:x"])
     assert not ring.needs_key

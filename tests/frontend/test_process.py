@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
-from streamserve.bootstrap import STOP_ORDER, Bootstrap, Channel
+from streamserve.bootstrap import STOP_ORDER, Bootstrap, Channel, ResolvedModel
 from streamserve.config import Config
 from streamserve.frontend.metrics import Layout
 from streamserve.ipc.notice import Notice
@@ -39,12 +41,23 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
 
 
 class Process:
-    """A frontend process whose supervisor is the test."""
+    """A frontend process whose supervisor is the test.
 
-    def __init__(self, child: subprocess.Popen[bytes], ready: asyncio.StreamReader, lifeline: int) -> None:
+    Attributes:
+        bring_model: tells it what it serves.
+    """
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        ready: asyncio.StreamReader,
+        lifeline: int,
+        bring_model: Callable[[], None],
+    ) -> None:
         self.child = child
         self.ready = ready
         self.lifeline = lifeline
+        self.bring_model = bring_model
         self.url = ""
 
     async def report(self) -> Any:
@@ -56,7 +69,9 @@ class Process:
 
 
 @asynccontextmanager
-async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIterator[Process]:
+async def spawned(
+    harness: Any, folder: Path, drain_timeout_s: float, *, knows_model: bool = True
+) -> AsyncIterator[Process]:
     listener = socket.create_server(("127.0.0.1", 0))
     lifeline, lifeline_end = os.pipe()
     ready_end, ready = os.pipe()
@@ -64,6 +79,14 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
     progress = Notice.create("test", 4096)
     progress.publish(b'{"stage": "loading weights", "fraction": 0.5}')
     metrics = Segment.create("test", Layout().segment_bytes(1))
+    notice = Notice.create("test", 4096)
+
+    def bring_model() -> None:
+        ResolvedModel(folder, "tiny", "float32", "dummy").publish(notice)
+        harness.frontend_bell.ring()
+
+    if knows_model:
+        bring_model()
     config = Config().to_dict()
     config["supervisor"]["drain_timeout"] = drain_timeout_s
     bootstrap = Bootstrap(
@@ -71,14 +94,13 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
         index=0,
         epoch=1,
         secret=bytes(32).hex(),
-        model_path=str(folder),
-        model_name="tiny",
         config=config,
         channels=(
             Channel(requests.fd, deltas.fd, harness.frontend_bell.fileno(), harness.engine_bell.fileno()),
         ),
         lifeline=lifeline,
         ready=ready,
+        model=notice.fd,
         board=harness.engine.board.fd,
         listen=listener.fileno(),
         progress=progress.fd,
@@ -97,7 +119,7 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_end, "rb")
     )
-    process = Process(child, reader, lifeline_end)
+    process = Process(child, reader, lifeline_end, bring_model)
     process.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     harness.engine.start()
@@ -111,6 +133,7 @@ async def spawned(harness: Any, folder: Path, drain_timeout_s: float) -> AsyncIt
             child.kill()
         child.wait()
         transport.close()
+        notice.close()
 
 
 async def wait_for_health(http: httpx.AsyncClient, status: int) -> None:
@@ -133,6 +156,83 @@ async def wait_for_drain(url: str) -> None:
                 assert response.status_code == 503
                 assert response.headers["connection"] == "close"
                 return
+
+
+async def test_it_answers_before_the_model_is_there(make_harness: Any, model_folder: Path) -> None:
+    harness = make_harness()
+    harness.engine.is_automatic = False
+    async with (
+        spawned(harness, model_folder, 30, knows_model=False) as process,
+        httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http,
+    ):
+        progress = {"status": "loading", "progress": {"stage": "loading weights", "fraction": 0.5}}
+        for method, path in (("GET", "/ready"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            unready = await http.request(method, path)
+            assert unready.status_code == 503
+            assert unready.json() == progress
+            assert unready.headers["cache-control"] == "no-store"
+        live = await http.get("/live")
+        assert (live.status_code, live.json()) == (200, {"status": "ok"})
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/metrics"),
+            ("DELETE", "/nowhere"),
+        ):
+            refused = await http.request(method, path, headers={"X-Request-Id": "mine"})
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["connection"] == "close"
+            assert refused.headers["x-request-id"] == "mine"
+            assert refused.json()["error"] == {
+                "message": "The model is not here yet; try again soon.",
+                "type": "service_unavailable_error",
+                "param": None,
+                "code": "engine_unavailable",
+            }
+        with pytest.raises(InvalidStatus) as turned_down:
+            await connect(process.url.replace("http", "ws") + "/v1/ws")
+        assert turned_down.value.response.status_code == 503
+        # A connection that was opened before is not left with an application that never changes.
+        reader, writer = await asyncio.open_connection(*process.url.removeprefix("http://").split(":"))
+        await http.get("/live")
+        process.bring_model()
+        assert (await process.report())["type"] == "ready"
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+        harness.engine.hello()
+        await wait_for_health(http, 200)
+        assert (await http.get("/v1/models")).json()["data"][0]["id"] == "tiny"
+        counted = (await http.get("/metrics")).text
+        assert 'http_requests_total{handler="none",method="GET",status="5xx"} 2.0' in counted
+
+
+async def test_a_model_that_is_there_first_is_not_preceded_by_anything(
+    make_harness: Any, model_folder: Path
+) -> None:
+    """Connections wait instead: who asks a successor must not hear that there is no model."""
+    harness = make_harness()
+    harness.engine.hello()
+    async with (
+        spawned(harness, model_folder, 30) as process,
+        httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http,
+    ):
+        assert (await http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("how", [STOP_ORDER, "lifeline"])
+async def test_it_ends_at_once_while_the_model_is_on_its_way(
+    make_harness: Any, model_folder: Path, how: Any
+) -> None:
+    async with spawned(make_harness(), model_folder, 1000, knows_model=False) as process:
+        async with httpx.AsyncClient(base_url=process.url, timeout=WAIT_S) as http:
+            assert (await http.get("/live")).status_code == 200
+        if how == "lifeline":
+            os.close(process.lifeline)
+            process.lifeline = -1
+        else:
+            process.child.send_signal(how)
+        assert await process.exit_code() == (1 if how == "lifeline" else -how)
 
 
 async def test_it_serves_before_the_engine_is_there_and_drains_on_sigterm(

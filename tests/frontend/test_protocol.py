@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+
+from streamserve.frontend import farewell
 
 
 @pytest.fixture
@@ -85,9 +88,7 @@ async def test_a_small_head_is_fine_piece_by_piece(url: str) -> None:
     ids=["one long header", "many headers", "many long headers", "a long target"],
 )
 async def test_a_head_over_the_limit_is_refused_early(url: str, pieces: list[bytes]) -> None:
-    said = await exchange(url, pieces)
-    # The server may have hung up while the rest was still being sent.
-    assert not said or status_of(said) == 431
+    assert status_of(await exchange(url, [*pieces, *[b"a" * 65536] * 200])) == 431
     assert status_of(await exchange(url, [GET + b"connection: close\r\n\r\n"])) == 200
 
 
@@ -98,10 +99,46 @@ async def test_a_head_just_over_the_limit_gets_the_json_error(url: str) -> None:
     assert b"x-request-id: " in said
 
 
-async def test_what_is_no_http_gets_a_json_400(url: str) -> None:
-    said = await exchange(url, [b"hello\r\n\r\n"])
+@pytest.mark.parametrize("more", [[], [b"hello" * 10_000] * 200], ids=["no more", "and more"])
+async def test_what_is_no_http_gets_a_json_400(url: str, more: list[bytes]) -> None:
+    said = await exchange(url, [b"hello\r\n\r\n", *more])
     assert status_of(said) == 400
     assert b'"error"' in said
+
+
+@pytest.mark.parametrize("more", [[], [b"z" * 65536] * 200], ids=["no more", "and more"])
+async def test_a_chunk_that_is_none_ends_the_request(
+    url: str, more: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    said = await exchange(url, [head, b"2\r\n{}\r\n", b"zz\r\n", *more])
+    assert status_of(said) == 400
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+TOO_MUCH = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+
+
+@pytest.mark.parametrize("said", [b"hello\r\n\r\n", TOO_MUCH], ids=["no HTTP", "too much"])
+@pytest.mark.parametrize(
+    ("limit", "value", "pause_s"),
+    [("MAX_S", 0.05, 0.01), ("MAX_SILENCE_S", 0.05, 0.5), ("MAX_BYTES", 10_000, 0)],
+)
+async def test_who_is_refused_and_stays_is_cut_off(
+    url: str, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, pause_s: float, said: bytes
+) -> None:
+    monkeypatch.setattr(farewell, limit, value)
+    host, port = url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(said)
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"a" * 1000)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+    writer.transport.abort()
 
 
 async def test_a_head_that_does_not_come_times_out(impatient_url: str) -> None:
@@ -114,6 +151,29 @@ async def test_a_body_that_goes_on_after_its_answer_is_cut_off(impatient_url: st
     said = await exchange(impatient_url, [head])
     # The server has hung up, or this would not have come back.
     assert status_of(said) == 404
+
+
+CHUNKED = (
+    b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nX-Trailer: ", b"2\r\n{}\r\n2;extension="])
+async def test_what_never_ends_behind_a_body_is_refused(url: str, begin: bytes) -> None:
+    pieces = [CHUNKED % b"/v1/completions" + begin, *[b"a" * 8192] * 1000]
+    said = await exchange(url, pieces, wait_for_all=False)
+    assert status_of(said) == 431
+
+
+async def test_trailers_after_the_answer_are_cut_off(url: str) -> None:
+    pieces = [CHUNKED % b"/nowhere" + b"2\r\n{}\r\n0\r\nX-Trailer: ", *[b"a" * 8192] * 1000]
+    # The server has hung up, or this would not have come back.
+    await exchange(url, pieces)
+
+
+async def test_short_trailers_are_no_trouble(url: str) -> None:
+    pieces = [CHUNKED % b"/nowhere" + b"2;a=b\r\n{}\r\n0\r\nX-Trailer: a\r\n\r\n"]
+    assert status_of(await exchange(url, pieces, wait_for_all=False)) == 404
 
 
 async def test_a_body_that_ends_after_its_answer_is_no_trouble(impatient_url: str) -> None:
@@ -152,8 +212,7 @@ async def test_a_body_that_does_not_come_times_out(run_harness: Any) -> None:
 
 
 async def test_a_declared_body_over_the_limit_is_not_waited_for(url: str) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
-    assert status_of(await exchange(url, [head])) == 413
+    assert status_of(await exchange(url, [TOO_MUCH])) == 413
 
 
 async def test_a_connection_is_used_again(url: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from streamserve.sampling import SamplingParams
 SIZES = limits(max_num_batched_tokens=24, num_blocks=30, block_size=4, max_model_len=100)
 FACTS = {
     "epoch": EPOCH,
+    "pid": os.getpid(),
     "model": "fake",
     "max_model_len": 100,
     "vocab_size": 40,
@@ -117,6 +120,7 @@ async def collect(client: EngineClient, generation: Generation, cancel_after: in
     async with aclosing(client.generate(generation)) as deltas:
         async for delta in deltas:
             assert not got.finish
+            assert generation.began_s is not None or not delta.tokens
             got.tokens += delta.tokens
             got.logprobs.append(delta.logprobs)
             got.finish = delta.finish
@@ -164,6 +168,17 @@ async def test_cached_tokens_with_the_first_delta():
             async with aclosing(whole.clients[0].generate(generation)) as deltas:
                 await anext(deltas)
                 assert generation.cached_tokens == cached
+
+
+async def test_it_is_known_since_when_a_request_runs():
+    async with serving(limits=limits(max_num_seqs=1)) as whole:
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        generations = [whole.generation(prompt(5, seed), params) for seed in (1, 2)]
+        before_s = time.monotonic()
+        # The one waits for the other.
+        await asyncio.gather(*map(collect, whole.clients, generations))
+        first_s, second_s = sorted(generation.began_s for generation in generations)
+        assert before_s <= first_s < second_s <= time.monotonic()
 
 
 async def test_a_request_whose_time_in_the_queue_runs_out():

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from streamserve.frontend.api.choice import Choice, Piece, Telling
-from streamserve.frontend.api.choice_stream import ChoiceStream, Diversion
+from streamserve.frontend.api import parameters
+from streamserve.frontend.api.choice import Choice
+from streamserve.frontend.api.choice_stream import ChoiceStream
 from streamserve.frontend.api.chunks import Chunks, Form, Usage, UsageInChunks, usage_chunk
 from streamserve.frontend.api.endpoint import Call, Write
+from streamserve.frontend.api.feed import Feed, Feeds
 from streamserve.frontend.api.logprobs import TokenNames
-from streamserve.frontend.api.merge import Merge
 from streamserve.frontend.api.prompts import Prompt
 from streamserve.frontend.api.schema.common import GenerationRequest
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.client import Generation
+from streamserve.frontend.api.telling import Piece, PromptTelling, Telling
 from streamserve.frontend.registry import Record
 from streamserve.frontend.text.trace import TokenTrace
 
@@ -31,14 +30,12 @@ class Plan:
 
     Attributes:
         request: as it came.
-        prompts: in token ids.
-        generations: for each prompt, one for each candidate.
+        prompts: in token ids, with what the engine is asked about each.
         continues: the text goes on from that of the prompt.
     """
 
     request: GenerationRequest
     prompts: Sequence[Prompt]
-    generations: Sequence[Sequence[Generation]]
     continues: bool
 
 
@@ -57,7 +54,7 @@ class GenerationAnswer:
         self._generations = [choice.generation for choice in self._choices]
         self.is_divertible = len(self._choices) == 1
         # Of the only choice, while `batches` runs.
-        self._stream: ChoiceStream | None = None
+        self._only: tuple[Feed, ChoiceStream] | None = None
         self._head = {
             "id": self.id,
             "object": form.chunk_kind if self.is_stream else form.kind,
@@ -65,32 +62,60 @@ class GenerationAnswer:
             "model": service.model_name,
         }
 
+    def cancel(self) -> None:
+        """Ends all its choices at once; what has come so far stands."""
+        for generation in self._generations:
+            generation.cancel()
+
     async def whole(self) -> bytes:
         """The answer as one JSON document."""
+        choices = self._choices
         with self._service.registry.track(self.id, self._tenant, self._generations) as record:
-            choices = self._choices
-            if len(choices) == 1:
-                answered = [await self._collect(0, record)]
-            else:
-                answered = await self._collect_all(record)
-        shown = [answered[at] for at in self._best()]
+            pieces = await self._collect(record)
+        shown = [await self._describe(choices[at], pieces[at]) for at in self._best()]
         for index, choice in enumerate(shown):
             choice["index"] = index
-        # A chat has one prompt, and what is told of it is told once.
-        members = {**choices[0].prompt_ids(), **choices[0].prompt_logprobs()} if self._form.is_chat else {}
+        members = {}
+        if self._form.is_chat:
+            # A chat has one prompt, and what is told of it is told once.
+            members = {**choices[0].prompt.ids(), **await choices[0].prompt_logprobs()}
         return orjson.dumps({**self._head, "choices": shown, "usage": self.usage(), **members})
 
-    def batches(self) -> AsyncGenerator[list[bytes], None]:
+    async def batches(self) -> AsyncGenerator[list[bytes], None]:
         """The answer's chunks. Nothing comes before the engine's first output, and no chunk without text."""
-        return self._run_one() if len(self._choices) == 1 else self._run_all()
+        with self._service.registry.track(self.id, self._tenant, self._generations) as record:
+            streams = self._streams(record)
+            async with Feeds(self._service.client, self._choices) as feeds:
+                if self.is_divertible:
+                    self._only = feeds.feeds[0], streams[0]
+                num_running = len(streams)
+                while True:
+                    batch: list[bytes] = []
+                    for choice in await feeds.news():
+                        stream = streams[choice.index]
+                        opening = await stream.begin()
+                        if opening and choice.telling.echoes:
+                            # May be long: not those of all choices at once.
+                            yield [*batch, *opening]
+                            batch, opening = [], []
+                        batch += opening + stream.show()
+                        num_running -= stream.is_over
+                    if not num_running:
+                        break
+                    if batch:
+                        yield batch
+        yield batch + self._last()
 
     async def divert(self, write: Write) -> bool:
         """Goes on from where `batches` has yielded, handing each batch to `write` at once."""
-        assert self._stream is not None, "only a stream of one choice that has begun can be diverted"
-        if self._stream.is_finished:
+        assert self._only is not None, "only a stream of one choice that has begun can be diverted"
+        feed, stream = self._only
+        if stream.is_over:
             return True
-        diversion = Diversion(self._service.client, self._stream, self._last, write)
-        return await diversion.run()
+        is_over = await feed.divert(stream, write)
+        if is_over and (last := self._last()):
+            write(last)
+        return is_over
 
     def usage(self) -> Usage:
         """The token counts so far: each prompt once, and all that was generated."""
@@ -109,32 +134,23 @@ class GenerationAnswer:
 
     # In one piece
 
-    async def _collect_all(self, record: Record) -> list[dict[str, Any]]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._collect(at, record)) for at in range(len(self._choices))]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+    async def _collect(self, record: Record) -> list[list[Piece]]:
+        """What each choice has to show, piece by piece: log probabilities are made as tokens come in."""
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        for choice in self._choices:
+            choice.meter = record.meter(choice.index)
+        num_running = len(self._choices)
+        async with Feeds(self._service.client, self._choices) as feeds:
+            while num_running:
+                for choice in await feeds.news():
+                    pieces[choice.index] += choice.show()
+                    num_running -= choice.has_ended
+        return pieces
 
-    async def _collect(self, at: int, record: Record) -> dict[str, Any]:
+    async def _describe(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
         """One choice, as it stands in the answer but for its index."""
-        choice = self._choices[at]
-        pieces: list[Piece] = []
-        async with aclosing(self._service.client.generate(choice.generation)) as deltas:
-            async for delta in deltas:
-                record.observe(len(delta.tokens), at)
-                if choice.telling.echoes and not pieces:
-                    pieces.append(choice.echo())
-                pieces += choice.accept(delta)
-                if choice.assembler.finish_reason is not None:
-                    break
-        reason = choice.assembler.finish_reason
-        assert reason is not None, "the engine ended a stream without a reason"
-        record.finish(reason, at)
-        return self._describe(choice, pieces)
-
-    def _describe(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:
+        if choice.telling.echoes:
+            pieces = [await choice.echo(), *pieces]
         described = {
             "index": choice.index,
             **self._form.whole("".join([piece.text for piece in pieces])),
@@ -145,7 +161,7 @@ class GenerationAnswer:
         if choice.telling.has_ids:
             described["token_ids"] = [token for piece in pieces for token in piece.token_ids or ()]
         if not self._form.is_chat:
-            described |= {**choice.prompt_ids(), **choice.prompt_logprobs()}
+            described |= {**choice.prompt.ids(), **await choice.prompt_logprobs()}
         return described
 
     def _best(self) -> list[int]:
@@ -170,40 +186,6 @@ class GenerationAnswer:
             for at, choice in enumerate(self._choices)
         ]
 
-    async def _run_one(self) -> AsyncGenerator[list[bytes], None]:
-        """Hot: one turn for each delta."""
-        with self._service.registry.track(self.id, self._tenant, self._generations) as record:
-            (stream,) = self._streams(record)
-            self._stream = stream
-            async with aclosing(self._service.client.generate(stream.generation)) as deltas:
-                async for delta in deltas:
-                    batch = stream.accept(delta)
-                    if stream.is_finished:
-                        break
-                    if batch:
-                        yield batch
-            assert stream.is_finished, "the engine ended a stream without a reason"
-        yield batch + self._last()
-
-    async def _run_all(self) -> AsyncGenerator[list[bytes], None]:
-        with self._service.registry.track(self.id, self._tenant, self._generations) as record:
-            streams = self._streams(record)
-            num_running = len(streams)
-            async with Merge(self._service.client, self._generations) as merge:
-                while True:
-                    batch: list[bytes] = []
-                    for at, delta in await merge.take():
-                        stream = streams[at]
-                        batch += stream.accept(delta)
-                        if stream.is_finished:
-                            num_running -= 1
-                            merge.stop(at)
-                    if not num_running:
-                        break
-                    if batch:
-                        yield batch
-        yield batch + self._last()
-
     def _last(self) -> list[bytes]:
         return [usage_chunk(self._head, self.usage())] if self._request.include_usage else []
 
@@ -212,12 +194,15 @@ def _choices(service: Service, form: Form, plan: Plan) -> list[Choice]:
     request = plan.request
     names = TokenNames(service.detokenizers, as_ids=bool(request.return_tokens_as_token_ids))
     telling = Telling.of(request, names, is_chat=form.is_chat)
+    rules = parameters.stop_rules(request)
     choices: list[Choice] = []
-    for prompt, generations in zip(plan.prompts, plan.generations, strict=True):
-        for generation in generations:
+    for prompt in plan.prompts:
+        told = PromptTelling(prompt, telling, service.run)
+        for generation in prompt.generations:
             trace = TokenTrace() if telling.traces else None
-            assembler = service.assembler(request, generation, continues=plan.continues, trace=trace)
-            choices.append(Choice(len(choices), prompt, generation, assembler, telling, trace))
+            own_rules = replace(rules, min_tokens=generation.params.min_tokens)
+            assembler = service.assembler(request, own_rules, continues=plan.continues, trace=trace)
+            choices.append(Choice(len(choices), told, generation, assembler, trace))
     return choices
 
 

@@ -71,6 +71,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         around.keys,
         metrics_open=around.auth.metrics_open,
         ws_query_key=around.auth.ws_query_key,
+        allowed_origins=around.server.allowed_origins,
     )
     if around.server.allowed_origins:
         app = _with_cors(app, around.server)

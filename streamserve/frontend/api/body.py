@@ -18,6 +18,10 @@ MAX_DEPTH = 100
 BODY_TIMEOUT_S = 120.0
 
 
+# What a client says that was not told what it sends: nothing, or what `curl -d` says of everything.
+UNSAID = ("", "application/x-www-form-urlencoded")
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """A parsed body and its size."""
@@ -44,8 +48,8 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
         RequestTimeout: it did not arrive in time.
         ClientDisconnect: the client went away.
     """
-    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type not in ("", "application/json") and not content_type.endswith("+json"):
+    content_type = headers.get("content-type", "")
+    if not is_json(content_type) and _essence(content_type) not in UNSAID:
         raise InvalidRequest("The content type must be application/json.")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit.max_bytes:
@@ -56,6 +60,16 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
     except TimeoutError:
         raise RequestTimeout("The request body took too long to arrive.") from None
     return Body(parse_object(body), len(body))
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type header says JSON."""
+    essence = _essence(content_type)
+    return essence == "application/json" or essence.endswith("+json")
+
+
+def _essence(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 async def _read(receive: Receive, limit: BodyLimit) -> bytes:

@@ -32,7 +32,6 @@ class CompletionEndpoint:
         for source in sources:
             if isinstance(source, str):
                 preparation.check_chars(len(source))
-        prompts = await preparation.make(sources, call.num_bytes)
-        generations = preparation.generations(prompts, call.tenant)
-        plan = Plan(request, prompts, generations, continues=True)
+        prompts = await preparation.make(sources, call.num_bytes, call.tenant)
+        plan = Plan(request, prompts, continues=True)
         return GenerationAnswer(self._service, FORM, call, plan)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve import __version__
 from streamserve.errors import EngineUnavailable, InvalidRequest
+from streamserve.frontend.api.http import document
 from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.deep_health import DeepHealth
@@ -41,16 +40,16 @@ class Control:
         self._deep = DeepHealth(service, deployment.server.deep_health_timeout)
         row = service.registry.metrics.row
         rows = deployment.rows if deployment.rows is not None else row.cells.cast("B")
-        self._exposition = Exposition(row.layout, rows, service.model_name)
+        self._exposition = Exposition(row.layout, rows, service.model_name, deployment.supervisor)
 
     async def live(self, _http: Request) -> Response:
         """200 as long as this process turns its event loop; a reason to restart it if it does not come."""
-        return _json({"status": "ok"}, 200)
+        return document({"status": "ok"})
 
     async def ready(self, _http: Request) -> Response:
         """200 while new requests are accepted, else 503 with the reason, and with how far a start is."""
         body = self._status.describe()
-        return _json(body, 200 if body["status"] == "ok" else 503)
+        return document(body, 200 if body["status"] == "ok" else 503)
 
     async def health(self, http: Request) -> Response:
         """200 while the engine answers its heartbeat and requests are accepted, else 503.
@@ -67,7 +66,7 @@ class Control:
         if body["status"] == "ok" and _DEEP[deep[-1]]:
             is_well, details = await self._deep.check()
             body = {"status": "ok" if is_well else "failed", **details}
-        return _json(body, 200 if body["status"] == "ok" else 503)
+        return document(body, 200 if body["status"] == "ok" else 503)
 
     async def ping(self, http: Request) -> Response:
         """`health` under the name that some platforms ask for."""
@@ -80,11 +79,11 @@ class Control:
             EngineUnavailable: there is no engine.
         """
         gauges = await self._service.client.fresh_gauges()
-        return _json({"server_load": gauges["running"] + gauges["waiting"], **gauges}, 200)
+        return document({"server_load": gauges["running"] + gauges["waiting"], **gauges})
 
     async def version(self, _http: Request) -> Response:
         """The version of this server."""
-        return _json({"version": __version__}, 200)
+        return document({"version": __version__})
 
     async def metrics(self, _http: Request) -> Response:
         """Everything that is counted, of all frontends and the engine, for Prometheus."""
@@ -106,10 +105,6 @@ class Control:
         """
         reply = await self._service.client.call({"method": "reset_prefix_cache"})
         if reply["ok"]:
-            return _json({"ok": True}, 200)
+            return document({"ok": True})
         message = "This server has no prefix cache; it runs with --no-enable-prefix-caching."
         return Problem(409, "conflict_error", "no_prefix_cache", message).response()
-
-
-def _json(body: dict[str, Any], status: int) -> Response:
-    return Response(orjson.dumps(body), status, {"Cache-Control": "no-store"}, "application/json")

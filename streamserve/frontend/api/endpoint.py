@@ -43,6 +43,9 @@ class Answer(Protocol):
     def is_stream(self) -> bool:
         """Whether the caller asked for chunks."""
 
+    def cancel(self) -> None:
+        """Ends it at once, at whatever stage it is; what has come so far stands."""
+
     async def whole(self) -> bytes:
         """The answer as one JSON document.
 
@@ -95,7 +98,7 @@ class Endpoint(Protocol):
 
     Attributes:
         names_events: the objects of a stream have a `type`, by which an event stream names its events; such a
-            stream says itself when it is over, so no `[DONE]` follows.
+            stream says itself when it is over or has failed, so neither `[DONE]` nor an error follows.
     """
 
     names_events: bool

@@ -1,14 +1,12 @@
-"""The HTTP side of a generation endpoint: a body in; one JSON document or a stream of events out."""
+"""The HTTP side of endpoints: a body in; one JSON document or a stream of events out."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections.abc import AsyncGenerator, Awaitable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from starlette.datastructures import Headers
+import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -18,15 +16,12 @@ from streamserve.frontend.api.endpoint import Call, Divertible, Endpoint, tenant
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.sse import EventStream, Framing
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-
 Result = TypeVar("Result")
 
 
-def request_id(headers: Headers) -> str:
-    """The part of an answer's id after its prefix: the caller's X-Request-Id, or a random one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+def document(body: Any, status: int = 200) -> Response:
+    """A JSON document that is true now; no cache may keep it."""
+    return Response(orjson.dumps(body), status, {"Cache-Control": "no-store"}, "application/json")
 
 
 class HttpTransport:
@@ -46,11 +41,13 @@ class HttpTransport:
         """Answers one request."""
         service = self._service
         body = await read_json(http.headers, http.receive, service.body_limit())
-        call = Call(body.data, body.num_bytes, request_id(http.headers), tenant_of(http.scope))
+        # Whatever the caller sent, this one is fit for an answer's id (streamserve.frontend.middleware).
+        request_id = http.headers["x-request-id"]
+        call = Call(body.data, body.num_bytes, request_id, tenant_of(http.scope))
         answer = await until_disconnect(http.receive, self._endpoint.accept(call))
         if not answer.is_stream:
-            document = await until_disconnect(http.receive, answer.whole())
-            return Response(document, media_type="application/json")
+            whole = await until_disconnect(http.receive, answer.whole())
+            return Response(whole, media_type="application/json")
         batches = answer.batches()
         first = await first_batch(http.receive, batches)
         return EventStream(

@@ -3,15 +3,20 @@
 A token is shown as its part of the text, so that the tokens of a chunk, joined, are its text. One that is no
 text (it ended the answer, or is special and left out) is shown by its name in a chat, and as nothing in a
 completion. JSON has no infinity; what is impossible has LOWEST.
+
+What is told of a position, which may be of many tokens, is JSON at once: an answer with a great many
+positions must not have to be encoded in one go. It takes less memory than objects do, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
 from streamserve.frontend.text.detokenize import Detokenizers
-from streamserve.frontend.text.trace import TracedToken
+from streamserve.frontend.text.trace import Place, TracedToken
 from streamserve.messages import Logprobs
 
 LOWEST = -9999.0
@@ -29,13 +34,17 @@ class Row(NamedTuple):
     top: Sequence[tuple[int, float]]
 
 
-def rows_of(logprobs: Logprobs) -> list[Row]:
-    """The rows, with finite numbers."""
-    chosen, ids, top = logprobs.chosen.tolist(), logprobs.top_ids.tolist(), logprobs.top.tolist()
-    return [
-        Row(_finite(logprob), [(token, _finite(value)) for token, value in zip(*likeliest, strict=True)])
-        for logprob, *likeliest in zip(chosen, ids, top, strict=True)
-    ]
+_NO_ROW = Row(None, ())
+
+
+def row_at(place: Place | None) -> Row:
+    """The row, with finite numbers."""
+    if place is None:
+        return _NO_ROW
+    logprobs, at = place
+    ids, top = logprobs.top_ids[at].tolist(), logprobs.top[at].tolist()
+    likeliest = [(token, _finite(logprob)) for token, logprob in zip(ids, top, strict=True)]
+    return Row(_finite(logprobs.chosen[at].item()), likeliest)
 
 
 def _finite(logprob: float) -> float:
@@ -81,7 +90,7 @@ class TokenNames:
 class LogprobsForm(Protocol):
     """Makes the `logprobs` of one choice, piece by piece."""
 
-    def render(self, tokens: Sequence[TracedToken], rows: Iterable[Row]) -> dict[str, Any]:
+    def render(self, tokens: Sequence[TracedToken]) -> dict[str, Any]:
         """Those of the next tokens."""
 
 
@@ -91,12 +100,12 @@ class ChatLogprobs:
     def __init__(self, names: TokenNames) -> None:
         self._names = names
 
-    def render(self, tokens: Sequence[TracedToken], rows: Iterable[Row]) -> dict[str, Any]:
+    def render(self, tokens: Sequence[TracedToken]) -> dict[str, Any]:
         """Those of the next tokens."""
-        return {"content": [self._entry(traced, row) for traced, row in zip(tokens, rows, strict=True)]}
+        return {"content": [_encoded(self._entry(traced)) for traced in tokens]}
 
-    def _entry(self, traced: TracedToken, row: Row) -> dict[str, Any]:
-        names = self._names
+    def _entry(self, traced: TracedToken) -> dict[str, Any]:
+        names, row = self._names, row_at(traced.place)
         shown = names.of(traced.token) if names.is_hidden(traced) else names.of_shown(traced)
         top = [
             {
@@ -120,54 +129,49 @@ class CompletionLogprobs:
     Args:
         names: how tokens are called.
         num_top: how many of the likeliest tokens were asked for.
+        offset: where in the text its tokens begin.
     """
 
-    def __init__(self, names: TokenNames, num_top: int) -> None:
+    def __init__(self, names: TokenNames, num_top: int, offset: int = 0) -> None:
         self._names = names
         self._num_top = num_top
-        self._offset = 0
+        self._offset = offset
 
-    def render(self, tokens: Sequence[TracedToken], rows: Iterable[Row]) -> dict[str, Any]:
+    def render(self, tokens: Sequence[TracedToken]) -> dict[str, Any]:
         """Those of the next tokens."""
         shown = [self._names.of_shown(traced) for traced in tokens]
         offsets: list[int] = []
         for traced in tokens:
             offsets.append(self._offset)
             self._offset += len(traced.text)
-        known = list(rows)
+        rows = [row_at(traced.place) for traced in tokens]
+        tops = [self._top(*known) for known in zip(tokens, shown, rows, strict=True)]
         return {
             "tokens": shown,
-            "token_logprobs": [row.logprob for row in known],
-            "top_logprobs": [
-                self._top(traced.token, name, row)
-                for traced, name, row in zip(tokens, shown, known, strict=True)
-            ],
+            "token_logprobs": [row.logprob for row in rows],
+            "top_logprobs": [None if top is None else _encoded(top) for top in tops],
             "text_offset": offsets,
         }
 
-    def _top(self, chosen: int, shown: str, row: Row) -> dict[str, float] | None:
+    def _top(self, chosen: TracedToken, shown: str, row: Row) -> dict[str, float] | None:
         """The likeliest tokens and the one that is there; None if nothing comes before it."""
         if row.logprob is None:
             return None
         found: dict[str, float] = {}
         for token, logprob in row.top[: self._num_top]:
             # Of several tokens with one name the likeliest counts.
-            found.setdefault(shown if token == chosen else self._names.of(token), logprob)
+            found.setdefault(shown if token == chosen.token else self._names.of(token), logprob)
         found.setdefault(shown, row.logprob)
         return found
 
 
-def prompt_rows(prompt_logprobs: Logprobs) -> list[Row]:
-    """A row for each token of a prompt; nothing comes before the first."""
-    return [Row(None, ()), *rows_of(prompt_logprobs)]
-
-
 def prompt_entries(
     prompt: Sequence[int], prompt_logprobs: Logprobs, num_top: int, names: TokenNames
-) -> list[dict[str, Any] | None]:
+) -> list[orjson.Fragment | None]:
     """`prompt_logprobs` of an answer: for each token but the first, what was likely, by token id."""
-    entries: list[dict[str, Any] | None] = [None]
-    for token, row in zip(prompt[1:], rows_of(prompt_logprobs), strict=True):
+    entries: list[orjson.Fragment | None] = [None]
+    for at, token in enumerate(prompt[1:]):
+        row = row_at(Place(prompt_logprobs, at))
         ranked: list[tuple[int, float, int | None]] = [
             (top_id, logprob, rank) for rank, (top_id, logprob) in enumerate(row.top[:num_top], 1)
         ]
@@ -175,10 +179,13 @@ def prompt_entries(
             assert row.logprob is not None
             # Its rank is not known: only that it is lower than those.
             ranked.insert(0, (token, row.logprob, None))
-        entries.append(
-            {
-                str(top_id): {"logprob": logprob, "rank": rank, "decoded_token": names.of(top_id)}
-                for top_id, logprob, rank in ranked
-            }
-        )
+        entry = {
+            str(top_id): {"logprob": logprob, "rank": rank, "decoded_token": names.of(top_id)}
+            for top_id, logprob, rank in ranked
+        }
+        entries.append(_encoded(entry))
     return entries
+
+
+def _encoded(told: dict[str, Any]) -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(told))

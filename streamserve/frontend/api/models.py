@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.errors import EngineUnavailable
+from streamserve.errors import EngineUnavailable, ModelNotFound
+from streamserve.frontend.api.http import document
 from streamserve.frontend.api.service import Service
 
 
@@ -21,12 +21,19 @@ class Models:
 
     async def list(self, _http: Request) -> Response:
         """All models, which is the one."""
-        return _json({"object": "list", "data": [self._card()]})
+        return document({"object": "list", "data": [self._card()]})
 
     async def show(self, http: Request) -> Response:
-        """One model by name."""
-        self._service.check_model(http.path_params["model"])
-        return _json(self._card())
+        """One model by name.
+
+        Raises:
+            ModelNotFound: it is not the one there is.
+        """
+        name = http.path_params["model"]
+        if not name:
+            raise ModelNotFound("There is no model without a name.", "model")
+        self._service.check_model(name)
+        return document(self._card())
 
     def _card(self) -> dict[str, Any]:
         service = self._service
@@ -40,7 +47,3 @@ class Models:
         with contextlib.suppress(EngineUnavailable):
             card["max_model_len"] = service.client.engine().max_model_len
         return card
-
-
-def _json(body: Any) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

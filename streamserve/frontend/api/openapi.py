@@ -30,13 +30,13 @@ carry the same objects and are described in docs/api.md.
 
 _REF = "#/components/schemas/"
 _MODULE = re.compile(rb"\bstreamserve__(?:[a-z_]+__)?([a-z]+)__(?=[A-Z])")
-_REQUEST_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_REQUEST_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 _SIMPLE_ERRORS = (401, 500)
 # How errors differ from what their names say.
 _MEANINGS = {
     400: "The request is wrong; `param` names the field.",
     401: "A valid API key is needed.",
-    403: "An admin key is needed.",
+    403: "An admin key is needed, or a web page asks that may not use this server.",
     404: "There is no such model or stream.",
     408: "The body took too long to arrive.",
     409: "This server has no prefix cache.",

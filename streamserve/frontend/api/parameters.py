@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from streamserve.config import ApiConfig
 from streamserve.errors import ConfigError, ContextTooLong, InvalidRequest
 from streamserve.frontend.api.schema.common import GenerationRequest
 from streamserve.frontend.pump import EngineFacts
-from streamserve.sampling import SamplingParams
+from streamserve.frontend.text.assemble import StopRules
+from streamserve.frontend.text.stops import StopStrings
+from streamserve.frontend.text.tokenize import CHUNK, PromptTokenizer
+from streamserve.sampling import SamplingParams, TokenSet
 
+MAX_BAD_WORD_TOKENS = 1024
 # Longer than any server runs, and short enough for every clock.
 MAX_QUEUE_S = 1e9
 
@@ -74,54 +81,69 @@ def check_prompt_length(num_prompt: int, engine: EngineFacts, param: str) -> Non
         )
 
 
-def sampling_params(
-    request: GenerationRequest,
-    defaults: SamplingDefaults,
-    engine: EngineFacts,
-    num_prompt: int,
-    *,
-    default_max_tokens: int | None,
-    seed: int,
-    bad_words: tuple[tuple[int, ...], ...] = (),
-) -> SamplingParams:
-    """The parameters of `request` for a prompt of `num_prompt` tokens.
+class Sampling:
+    """What a request wants its answers to be sampled by, checked once for all of its prompts.
 
     Args:
-        default_max_tokens: when the request names no limit; None is the rest of the context.
-        seed: when the request brings none.
+        request: what is asked for.
+        defaults: of the model, for what it leaves open.
+        engine: whose limits count.
         bad_words: token ids of what must not come about.
 
     Raises:
-        InvalidRequest: a field is out of range, or the KV cache cannot hold what was asked for.
+        InvalidRequest: a field is out of range.
     """
-    max_tokens = _max_tokens(request, engine, num_prompt, default_max_tokens)
-    asked, _ = request.limit()
-    min_tokens = request.min_tokens or 0
-    if asked is None or min_tokens <= asked:
-        # The caller's two numbers agree; what was cut off one is cut off the other.
-        min_tokens = min(min_tokens, max_tokens)
-    stop_token_ids = tuple(request.stop_token_ids or ())
-    check_token_ids(stop_token_ids, engine, "stop_token_ids")
-    top_k = _or(request.top_k, defaults.top_k)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=_or(request.temperature, defaults.temperature),
-        top_p=_or(request.top_p, defaults.top_p),
-        top_k=0 if top_k == -1 else top_k,
-        min_p=_or(request.min_p, defaults.min_p),
-        seed=_or(request.seed, seed),
-        ignore_eos=bool(request.ignore_eos),
-        stop_token_ids=stop_token_ids,
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        logit_bias=logit_bias(request.logit_bias or {}, engine),
-        bad_words=bad_words,
-        allowed_token_ids=allowed_token_ids(request.allowed_token_ids, engine),
-        logprobs=_num_logprobs(request),
-        prompt_logprobs=_num_prompt_logprobs(request),
-    )
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        defaults: SamplingDefaults,
+        engine: EngineFacts,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        self._request = request
+        self._engine = engine
+        top_k = _or(request.top_k, defaults.top_k)
+        # Of one prompt or another are only the lengths, and the seed unless there is one for all.
+        self._common = SamplingParams(
+            max_tokens=1,
+            temperature=_or(request.temperature, defaults.temperature),
+            top_p=_or(request.top_p, defaults.top_p),
+            top_k=0 if top_k == -1 else top_k,
+            min_p=_or(request.min_p, defaults.min_p),
+            seed=_or(request.seed, 0),
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=tuple(token_ids(request.stop_token_ids or (), engine, "stop_token_ids").tolist()),
+            presence_penalty=_or(request.presence_penalty, 0.0),
+            frequency_penalty=_or(request.frequency_penalty, 0.0),
+            repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=logit_bias(request.logit_bias or {}, engine),
+            bad_words=bad_words,
+            allowed_token_ids=allowed_tokens(request.allowed_token_ids, engine),
+            logprobs=_num_logprobs(request),
+            prompt_logprobs=_num_prompt_logprobs(request),
+        )
+
+    def of(self, num_prompt: int, default_max_tokens: int | None, seed: int) -> SamplingParams:
+        """The parameters for a prompt of `num_prompt` tokens.
+
+        Args:
+            default_max_tokens: when the request names no limit; None is the rest of the context.
+            seed: when the request brings none.
+
+        Raises:
+            InvalidRequest: the lengths do not fit together, or the KV cache cannot hold what was asked for.
+        """
+        request = self._request
+        max_tokens = _max_tokens(request, self._engine, num_prompt, default_max_tokens)
+        asked, _ = request.limit()
+        min_tokens = request.min_tokens or 0
+        if asked is None or min_tokens <= asked:
+            # The caller's two numbers agree; what was cut off one is cut off the other.
+            min_tokens = min(min_tokens, max_tokens)
+        return replace(
+            self._common, max_tokens=max_tokens, min_tokens=min_tokens, seed=_or(request.seed, seed)
+        )
 
 
 def logit_bias(biases: Mapping[str, float], engine: EngineFacts) -> tuple[tuple[int, float], ...]:
@@ -142,16 +164,43 @@ def logit_bias(biases: Mapping[str, float], engine: EngineFacts) -> tuple[tuple[
     return tuple((int(key), float(bias)) for key, bias in biases.items())
 
 
-def allowed_token_ids(ids: Sequence[int] | None, engine: EngineFacts) -> tuple[int, ...] | None:
+def allowed_tokens(ids: Sequence[Any] | None, engine: EngineFacts) -> TokenSet | None:
     """The only tokens that may be sampled, or None.
 
     Raises:
-        InvalidRequest: it names something that is no token.
+        InvalidRequest: there are more than the model has, or one of them is none.
     """
     if ids is None:
         return None
-    check_token_ids(ids, engine, "allowed_token_ids")
-    return tuple(sorted(set(ids)))
+    if len(ids) > engine.vocab_size:
+        raise InvalidRequest(
+            f"allowed_token_ids: there are {len(ids)} ids; this model has {engine.vocab_size} tokens.",
+            "allowed_token_ids",
+        )
+    return TokenSet.of(token_ids(ids, engine, "allowed_token_ids"))
+
+
+def bad_words(words: Sequence[str], tokenizer: PromptTokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token ids of `words`, in each way to write them.
+
+    Raises:
+        InvalidRequest: they are too many tokens.
+    """
+    found = tuple(tokenizer.words(words))
+    if sum(map(len, found)) > MAX_BAD_WORD_TOKENS:
+        raise InvalidRequest(
+            f"bad_words: all of them together may have at most {MAX_BAD_WORD_TOKENS} tokens.", "bad_words"
+        )
+    return found
+
+
+def stop_rules(request: GenerationRequest) -> StopRules:
+    """What ends the texts of all answers to `request`; `min_tokens` is up to each."""
+    return StopRules(
+        StopStrings(request.stop or ()),
+        frozenset(request.stop_token_ids or ()),
+        shows_stop=bool(request.include_stop_str_in_output),
+    )
 
 
 def check_limits(request: GenerationRequest, num_prompts: int, limits: ApiConfig, max_waiting: int) -> None:
@@ -199,19 +248,30 @@ def _num_prompt_logprobs(request: GenerationRequest) -> int | None:
     return max(asked) if asked else None
 
 
-def check_token_ids(ids: Sequence[Any], engine: EngineFacts, param: str) -> None:
-    """Refuses what is no id in the model's vocabulary.
+def token_ids(ids: Sequence[Any], engine: EngineFacts, param: str) -> npt.NDArray[np.int32]:
+    """`ids` as int32[n].
 
     Raises:
-        InvalidRequest: the message names the first of them.
+        InvalidRequest: one of them is no id in the model's vocabulary; the message names the first.
     """
-    for index, token_id in enumerate(ids):
-        # Not isinstance: true is no token id.
-        if type(token_id) is not int or not 0 <= token_id < engine.vocab_size:
+    array = np.empty(len(ids), dtype=np.int32)
+    # In parts, so that a long list lets others have the interpreter now and then.
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        if not _are_token_ids(part, engine.vocab_size):
+            index = next(at for at, one in enumerate(part) if not _are_token_ids((one,), engine.vocab_size))
             raise InvalidRequest(
-                f"{param}[{index}] is no token id; this model has ids from 0 to {engine.vocab_size - 1}.",
+                f"{param}[{start + index}] is no token id; this model has ids from 0 to "
+                f"{engine.vocab_size - 1}.",
                 param,
             )
+        array[start : start + CHUNK] = part
+    return array
+
+
+def _are_token_ids(ids: Sequence[Any], vocab_size: int) -> bool:
+    # Not isinstance: true is no token id.
+    return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size
 
 
 def _max_tokens(request: GenerationRequest, engine: EngineFacts, num_prompt: int, default: int | None) -> int:

@@ -1,12 +1,13 @@
 """Exceptions to HTTP: one table, one form of body.
 
 Every error, 404 and 405 included, is `{"error": {"message", "type", "param", "code"}}`. An error after a
-stream has started is the same object as its last event, without a `[DONE]` after it.
+stream has started is the same object as its last event, without a `[DONE]` after it; a response has events of
+its own for that (streamserve.frontend.api.response_events).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +18,6 @@ from starlette.responses import Response
 
 from streamserve.errors import (
     BodyTooLarge,
-    ContextTooLong,
     EngineUnavailable,
     Expired,
     Overloaded,
@@ -34,10 +34,6 @@ class RequestTimeout(RequestError):
     code = "request_timeout"
 
 
-class HopelessBody(ContextTooLong):
-    """The body is longer than that of any prompt which the model could take; it was not read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as the client sees it."""
@@ -49,10 +45,14 @@ class Problem:
     param: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
     def encode(self) -> bytes:
         """The JSON body."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"error": self.error})
 
     def response(self) -> Response:
         """The whole HTTP response."""
@@ -73,7 +73,7 @@ def problem_of(error: Exception) -> Problem:
     """What `error` looks like from outside. Of a fault of our own, only that there was one."""
     if isinstance(error, RequestError):
         # The rest of a body that was not read is not waited for.
-        is_unread = isinstance(error, RequestTimeout | BodyTooLarge | HopelessBody)
+        is_unread = isinstance(error, RequestTimeout | BodyTooLarge)
         headers = (("Connection", "close"),) if is_unread else ()
         return Problem(error.status, "invalid_request_error", error.code, error.message, error.param, headers)
     if isinstance(error, HTTPException):
@@ -85,7 +85,7 @@ def problem_of(error: Exception) -> Problem:
             )
             retry = (
                 (("Retry-After", str(error.retry_after_s)),)
-                if isinstance(error, Overloaded | Expired)
+                if isinstance(error, Overloaded | Expired | EngineUnavailable)
                 else ()
             )
             return Problem(status, type_name, code, message, None, retry)
@@ -104,6 +104,12 @@ async def handle(_request: Request, error: Exception) -> Response:
     return problem_of(error).response()
 
 
+async def handle_fault(_request: Request, error: Exception) -> Response:
+    """The handler for faults of our own. The server closes the connection after one; this says so."""
+    problem = problem_of(error)
+    return replace(problem, headers=(*problem.headers, ("Connection", "close"))).response()
+
+
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:
     """There is nobody to answer; the status is for the log only."""
     return Response(status_code=499)
@@ -113,5 +119,5 @@ HANDLERS: dict[Any, Any] = {
     ClientDisconnect: handle_disconnect,
     StreamserveError: handle,
     HTTPException: handle,
-    Exception: handle,
+    Exception: handle_fault,
 }

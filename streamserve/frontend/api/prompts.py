@@ -7,34 +7,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from streamserve.errors import ContextTooLong
 from streamserve.frontend.api import parameters
 from streamserve.frontend.api.schema.common import GenerationRequest
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.client import Generation
 from streamserve.frontend.text.template import Conversation
+from streamserve.frontend.text.tokenize import TokenIds
 from streamserve.hashing import BlockHasher
 from streamserve.sampling import SEED_MIN, SamplingParams
-
-PromptTokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, ready for the engine.
+    """One prompt, and what the engine is asked about it.
 
     Attributes:
         ids: int32[n].
-        block_hashes: of its full blocks.
         texts: each token's part of the text, for an answer that begins with the prompt; else empty.
+        generations: one for each candidate.
     """
 
-    ids: PromptTokens
-    block_hashes: Sequence[bytes]
-    texts: Sequence[str] = ()
+    ids: TokenIds
+    texts: Sequence[str]
+    generations: Sequence[Generation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,71 +108,56 @@ class Preparation:
         self.check_chars(sum(len(message["content"]) for message in conversation.messages))
         return await self._service.render(conversation, source, self.max_chars)
 
-    async def make(self, sources: Sequence[str | list[Any]], num_bytes: int) -> list[Prompt]:
+    async def make(self, sources: Sequence[str | list[Any]], num_bytes: int, tenant: str) -> list[Prompt]:
         """Tokenises, checks against the engine's limits and hashes.
 
         Args:
             sources: texts, or what should be token ids.
-            num_bytes: how much they are; much is worked on in a thread.
+            num_bytes: of the request and all that has been made of it.
+            tenant: whom it is charged to.
 
         Raises:
             RequestError: the request cannot be served.
             Overloaded: too many requests are waiting.
         """
         with self._service.client.admission.preparing():
-            return await self._service.run(num_bytes, lambda: [self._make(source) for source in sources])
+            return await self._service.run(num_bytes, lambda: self._make_all(sources, tenant))
 
-    def generations(self, prompts: Sequence[Prompt], tenant: str) -> list[list[Generation]]:
-        """What the engine is asked: for each prompt, one generation for each candidate.
-
-        Each candidate has a seed of its own, counted up from the request's, so that the same seed gives the
-        same texts.
-
-        Raises:
-            InvalidRequest: a field is out of range, or the KV cache cannot hold what was asked for.
-        """
+    def _make_all(self, sources: Sequence[str | list[Any]], tenant: str) -> list[Prompt]:
         request, service = self._request, self._service
-        bad_words = service.bad_words(request.bad_words or ())
-        deadline_ns = parameters.deadline_ns(request, service.api, time.time_ns())
-        return [
-            [
-                Generation(
-                    prompt.ids,
-                    params,
-                    prompt.block_hashes,
-                    request.priority or 0,
-                    deadline_ns=deadline_ns,
-                    tenant=tenant,
-                    cache_salt=request.cache_salt or "",
-                )
-                for params in _candidates(request, self._params(len(prompt.ids), bad_words))
-            ]
-            for prompt in prompts
-        ]
+        bad_words = parameters.bad_words(request.bad_words or (), service.tokenizer)
+        sampling = parameters.Sampling(request, service.defaults, self._engine, bad_words)
+        return [self._make(source, sampling, tenant) for source in sources]
 
-    def _params(self, num_prompt: int, bad_words: tuple[tuple[int, ...], ...]) -> SamplingParams:
-        return parameters.sampling_params(
-            self._request,
-            self._service.defaults,
-            self._engine,
-            num_prompt,
-            default_max_tokens=self._wording.default_max_tokens,
-            seed=self._service.seeds.getrandbits(63),
-            bad_words=bad_words,
-        )
-
-    def _make(self, source: str | list[Any]) -> Prompt:
-        param, engine = self._wording.param, self._engine
+    def _make(self, source: str | list[Any], sampling: parameters.Sampling, tenant: str) -> Prompt:
+        request, service = self._request, self._service
         ids = self._truncate(self._read(source))
-        parameters.check_prompt_length(len(ids), engine, param)
-        texts = self._texts(source, ids) if self._request.echoes else ()
-        if not engine.enable_prefix_caching:
-            return Prompt(ids, (), texts)
-        hasher = BlockHasher(self._service.secret, engine.block_size)
-        root = hasher.root((self._request.cache_salt or "").encode())
-        return Prompt(ids, hasher.chain(ids, root), texts)
+        parameters.check_prompt_length(len(ids), self._engine, self._wording.param)
+        texts = self._texts(source, ids) if request.echoes else ()
+        first = sampling.of(len(ids), self._wording.default_max_tokens, service.seeds.getrandbits(63))
+        block_hashes = self._hash(ids)
+        deadline_ns = parameters.deadline_ns(request, service.api, time.time_ns())
+        generations = [
+            Generation(
+                ids,
+                params,
+                block_hashes,
+                request.priority or 0,
+                deadline_ns=deadline_ns,
+                tenant=tenant,
+                cache_salt=request.cache_salt or "",
+            )
+            for params in _candidates(request, first)
+        ]
+        return Prompt(ids, texts, generations)
 
-    def _read(self, source: str | list[Any]) -> PromptTokens:
+    def _hash(self, ids: TokenIds) -> Sequence[bytes]:
+        if not self._engine.enable_prefix_caching:
+            return ()
+        hasher = BlockHasher(self._service.secret, self._engine.block_size)
+        return hasher.chain(ids, hasher.root((self._request.cache_salt or "").encode()))
+
+    def _read(self, source: str | list[Any]) -> TokenIds:
         if isinstance(source, str):
             asked = self._request.add_special_tokens
             adds_bos = self._wording.adds_bos if asked is None else asked
@@ -184,10 +165,9 @@ class Preparation:
         if self._request.truncate_prompt_tokens is None:
             # First, because the check of each id takes its time.
             parameters.check_prompt_length(len(source), self._engine, self._wording.param)
-        parameters.check_token_ids(source, self._engine, self._wording.param)
-        return np.asarray(source, dtype=np.int32)
+        return parameters.token_ids(source, self._engine, self._wording.param)
 
-    def _truncate(self, ids: PromptTokens) -> PromptTokens:
+    def _truncate(self, ids: TokenIds) -> TokenIds:
         limit = self._request.truncate_prompt_tokens
         if limit is None:
             return ids
@@ -202,7 +182,7 @@ class Preparation:
         places = min(self._engine.max_model_len, self._engine.kv_capacity_tokens + 1)
         return max(1, places - num_answer)
 
-    def _texts(self, source: str | list[Any], ids: PromptTokens) -> list[str]:
+    def _texts(self, source: str | list[Any], ids: TokenIds) -> list[str]:
         """The text of each token of an echoed prompt; in one where nothing else is told of them."""
         request, tokenizer = self._request, self._service.tokenizer
         given = source if isinstance(source, str) else None
@@ -221,6 +201,10 @@ class Preparation:
 
 
 def _candidates(request: GenerationRequest, first: SamplingParams) -> Iterator[SamplingParams]:
+    """The parameters of each candidate.
+
+    Each has a seed of its own, counted up from the request's, so that the same seed gives the same texts.
+    """
     yield first
     # Every choice echoes the prompt's log probabilities; otherwise they are told once.
     prompt_logprobs = first.prompt_logprobs if request.echoes else None

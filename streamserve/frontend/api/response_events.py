@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from streamserve.frontend.api.problems import Problem
+
 _PLACE = {"output_index": 0, "content_index": 0}
 
 
@@ -56,6 +58,14 @@ class ResponseEvents:
             self._event("response.content_part.done", **place, part=part),
             self._event("response.output_item.done", output_index=0, item=item),
         ]
+
+    def error(self, problem: Problem) -> bytes:
+        """What went wrong, told in two ways: as OpenAI describes it, and as it comes from there.
+
+        Clients read the one or the other.
+        """
+        flat = {"code": problem.code, "message": problem.message, "param": problem.param}
+        return self._event("error", **flat, error=problem.error)
 
     def last(self, kind: str, response: dict[str, Any]) -> bytes:
         """How it ended: `completed`, `incomplete` or `failed`."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from streamserve.errors import InvalidRequest, RequestError, StreamserveError
-from streamserve.frontend.api.choice import Choice, Telling
+from streamserve.errors import InvalidRequest, RequestError
+from streamserve.frontend.api import parameters
+from streamserve.frontend.api.choice import Choice
 from streamserve.frontend.api.endpoint import Call
+from streamserve.frontend.api.feed import Feeds
 from streamserve.frontend.api.logprobs import TokenNames
+from streamserve.frontend.api.problems import Problem, problem_of
 from streamserve.frontend.api.prompts import Preparation, Wording
 from streamserve.frontend.api.response_events import ResponseEvents
 from streamserve.frontend.api.schema.common import validate
 from streamserve.frontend.api.schema.responses import UNSUPPORTED, ResponsesRequest
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.mailbox import Delta
-from streamserve.frontend.registry import Record
+from streamserve.frontend.api.telling import PromptTelling, Telling
 from streamserve.frontend.text.trace import TokenTrace
 
 WORDING = Wording("input", adds_bos=False, default_max_tokens=None)
@@ -50,19 +52,22 @@ class ResponsesEndpoint:
         preparation = Preparation(self._service, request, WORDING)
         preparation.check_limits(1)
         try:
-            text = await preparation.render(request.conversation())
+            conversation = await self._service.run(call.num_bytes, request.conversation)
+            text = await preparation.render(conversation)
         except RequestError as error:
             if error.param != "messages":
                 raise
             # What a chat has as messages is the input here.
             raise type(error)(error.message, WORDING.param) from None
-        (prompt,) = await preparation.make([text], len(text))
-        ((generation,),) = preparation.generations([prompt], call.tenant)
+        (prompt,) = await preparation.make([text], call.num_bytes + len(text), call.tenant)
+        (generation,) = prompt.generations
         names = TokenNames(self._service.detokenizers, as_ids=bool(request.return_tokens_as_token_ids))
         telling = Telling.of(request, names, is_chat=True)
         trace = TokenTrace() if telling.traces else None
-        assembler = self._service.assembler(request, generation, continues=False, trace=trace)
-        choice = Choice(0, prompt, generation, assembler, telling, trace)
+        rules = replace(parameters.stop_rules(request), min_tokens=generation.params.min_tokens)
+        assembler = self._service.assembler(request, rules, continues=False, trace=trace)
+        told = PromptTelling(prompt, telling, self._service.run)
+        choice = Choice(0, told, generation, assembler, trace)
         return ResponsesAnswer(self._service, call, request, choice)
 
 
@@ -82,29 +87,35 @@ class ResponsesAnswer:
         self._events = ResponseEvents(self._item_id)
         self._has_begun = False
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[Any] = []
+
+    def cancel(self) -> None:
+        """Ends it at once; what has come so far stands."""
+        self._choice.generation.cancel()
 
     async def whole(self) -> bytes:
         """The response as one JSON document."""
         with self._service.registry.track(self.id, self._tenant, [self._choice.generation]) as record:
-            async with aclosing(self._service.client.generate(self._choice.generation)) as deltas:
-                async for delta in deltas:
-                    self._take(delta, record)
-                    if self._has_ended:
-                        break
+            self._choice.meter = record.meter(0)
+            async with Feeds(self._service.client, [self._choice]) as feeds:
+                while not self._has_ended:
+                    await feeds.news()
+                    self._take()
         return orjson.dumps(self._ended()[1])
 
     async def batches(self) -> AsyncGenerator[list[bytes], None]:
         """The events. Nothing comes before the engine's first output. Hot: one turn for each delta.
 
-        A failure after that is an event too, the last one, and raised as well.
+        A failure after that is the last two events, and raised as well.
         """
         try:
             with self._service.registry.track(self.id, self._tenant, [self._choice.generation]) as record:
-                async with aclosing(self._service.client.generate(self._choice.generation)) as deltas:
-                    async for delta in deltas:
+                self._choice.meter = record.meter(0)
+                async with Feeds(self._service.client, [self._choice]) as feeds:
+                    while True:
+                        await feeds.news()
                         batch = [] if self._has_begun else self._begin()
-                        text, logprobs = self._take(delta, record)
+                        text, logprobs = self._take()
                         if text:
                             batch.append(self._events.delta(text, logprobs))
                         if self._has_ended:
@@ -113,41 +124,39 @@ class ResponsesAnswer:
                             yield batch
             kind, response = self._ended()
             yield [*batch, *self._events.end(response["output"][0]), self._events.last(kind, response)]
-        except StreamserveError as error:
+        except Exception as error:
             if self._has_begun:
-                failure = {"code": "server_error", "message": str(error)}
-                response = self._response("failed", [self._item("incomplete")], error=failure)
-                yield [self._events.last("failed", response)]
+                yield self._failed(problem_of(error))
             raise
 
     @property
     def _has_ended(self) -> bool:
-        return self._choice.assembler.finish_reason is not None
+        return self._choice.has_ended
 
-    def _take(self, delta: Delta, record: Record) -> tuple[str, list[dict[str, Any]]]:
-        """Takes `delta` in, and keeps what may be shown of it: text and, if asked for, log probabilities.
+    def _take(self) -> tuple[str, list[Any]]:
+        """What may be shown and was not, which is kept as well: text and, if asked for, log probabilities.
 
         Hot: once for each delta.
         """
-        record.observe(len(delta.tokens))
-        choice, logprobs = self._choice, []
         # What belongs to the end is no text, and an output text has log probabilities of its text alone.
-        piece, _ = choice.accept(delta)
-        text = piece.text
-        if piece.logprobs is not None:
-            logprobs = piece.logprobs["content"]
-            self._logprobs += logprobs
-        if text:
-            self._texts.append(text)
-        if choice.assembler.finish_reason is not None:
-            record.finish(choice.assembler.finish_reason)
-        return text, logprobs
+        piece, _ = self._choice.show()
+        logprobs = [] if piece.logprobs is None else piece.logprobs["content"]
+        self._logprobs += logprobs
+        if piece.text:
+            self._texts.append(piece.text)
+        return piece.text, logprobs
 
     def _begin(self) -> list[bytes]:
         self._has_begun = True
         item = self._item("in_progress", has_content=False)
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         return self._events.begin(self._response("in_progress", []), item, part)
+
+    def _failed(self, problem: Problem) -> list[bytes]:
+        """The error, and the response as far as it came; its own error knows only OpenAI's codes."""
+        failure = {"code": "server_error", "message": problem.message}
+        response = self._response("failed", [self._item("incomplete")], error=failure)
+        return [self._events.error(problem), self._events.last("failed", response)]
 
     def _ended(self) -> tuple[str, dict[str, Any]]:
         """The last event's kind, and the finished response."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from random import Random
@@ -13,29 +13,26 @@ from streamserve.config import ApiConfig
 from streamserve.errors import BodyTooLarge, InvalidRequest, ModelNotFound
 from streamserve.frontend.api.body import BODY_TIMEOUT_S, BodyLimit
 from streamserve.frontend.api.parameters import SamplingDefaults
-from streamserve.frontend.api.problems import HopelessBody
 from streamserve.frontend.api.rendering import Renderer
 from streamserve.frontend.api.schema.common import GenerationRequest
 from streamserve.frontend.api.sse import WRITE_TIMEOUT_S
-from streamserve.frontend.client import EngineClient, Generation
+from streamserve.frontend.client import EngineClient
 from streamserve.frontend.pump import EngineFacts
 from streamserve.frontend.registry import Registry
 from streamserve.frontend.text.assemble import StopRules, TextAssembler
 from streamserve.frontend.text.detokenize import Detokenizers
 from streamserve.frontend.text.template import ChatTemplate, Conversation
-from streamserve.frontend.text.tokenize import PromptTokenizer
+from streamserve.frontend.text.tokenize import SHORT, PromptTokenizer
 from streamserve.frontend.text.trace import TokenTrace
 
-# Size of a request from which its text is worked on in a thread: no long prompt may stall the other streams.
-INLINE_BYTES = 8192
+# So much is worked on at once: a text of that size is short for the tokenizer, too.
+INLINE_BYTES = SHORT
 
 # A prompt's token takes at most this much of a body: as an id, in a list spread over lines; a character, in
 # an escaped form; and all the rest of a request (tools, metadata), for all tokens together.
 MAX_ID_BYTES = 32
 MAX_CHAR_BYTES = 6
 SPARE_BODY_BYTES = 2**20
-
-MAX_BAD_WORD_TOKENS = 1024
 
 Result = TypeVar("Result")
 
@@ -51,7 +48,7 @@ class Service:
         defaults: sampling values for what requests leave open.
         secret: key of the block hashes of this server run.
         seeds: draws the seed of a request that brings none.
-        threads: where long prompts are worked on.
+        threads: where long requests are worked on.
         model_name: the name in the API.
         created_s: when this frontend started, seconds since 1970.
         max_body_bytes: largest request body.
@@ -99,23 +96,20 @@ class Service:
     def body_limit(self) -> BodyLimit:
         """The longest body worth reading: parsing it holds up all other streams.
 
+        It is the operator's limit, or that of any prompt which the model could take if this is less.
+
         Raises:
             EngineUnavailable: there is no engine, so the model's limits are not known.
         """
         engine = self.client.engine()
         token_bytes = max(MAX_ID_BYTES, MAX_CHAR_BYTES * self.tokenizer.max_token_chars)
         useful_bytes = SPARE_BODY_BYTES + engine.max_model_len * token_bytes
-        if self.max_body_bytes <= useful_bytes:
-            error = BodyTooLarge(f"The request body is larger than {self.max_body_bytes} bytes.")
-            return BodyLimit(self.max_body_bytes, error, self.body_timeout_s)
-        return BodyLimit(
-            useful_bytes,
-            HopelessBody(
-                f"The request body is larger than {useful_bytes} bytes; this model's maximum context length "
-                f"of {engine.max_model_len} tokens takes less."
-            ),
-            self.body_timeout_s,
-        )
+        max_bytes, why = self.max_body_bytes, ""
+        if max_bytes > useful_bytes:
+            max_bytes = useful_bytes
+            why = f"; this model's maximum context length of {engine.max_model_len} tokens takes less"
+        error = BodyTooLarge(f"The request body is larger than {max_bytes} bytes{why}.")
+        return BodyLimit(max_bytes, error, self.body_timeout_s)
 
     def max_chars(self, engine: EngineFacts) -> int:
         """No prompt that fits is longer, whatever its tokens are."""
@@ -144,21 +138,14 @@ class Service:
         with self.client.admission.preparing():
             return await self.renderer.render(conversation, source=source, max_chars=max_chars)
 
-    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of `words`, in each way to write them.
-
-        Raises:
-            InvalidRequest: they are too many tokens.
-        """
-        found = tuple(dict.fromkeys(ids for word in words for ids in self.tokenizer.words(word)))
-        if sum(len(ids) for ids in found) > MAX_BAD_WORD_TOKENS:
-            raise InvalidRequest(
-                f"bad_words: all of them together may have at most {MAX_BAD_WORD_TOKENS} tokens.", "bad_words"
-            )
-        return found
-
     async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result:
-        """Does `work` on a text, in a thread if it is long."""
+        """Does `work`, in a thread if there is much of it, so that no request holds up the others' streams.
+
+        Whatever takes time in proportion to the size of a request, or of its answer, goes through here.
+
+        Args:
+            num_bytes: how much there is to work on.
+        """
         if num_bytes <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
@@ -166,14 +153,15 @@ class Service:
     def assembler(
         self,
         request: GenerationRequest,
-        generation: Generation,
+        rules: StopRules,
         *,
         continues: bool,
         trace: TokenTrace | None = None,
     ) -> TextAssembler:
-        """What turns the answer to `request` into text.
+        """What turns one answer to `request` into text.
 
         Args:
+            rules: what ends it.
             continues: the text goes on from that of the prompt.
             trace: told of each token's part of it.
         """
@@ -181,12 +169,5 @@ class Service:
             skip_special_tokens=request.skip_special_tokens is not False,
             spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
             continues=continues,
-        )
-        params = generation.params
-        rules = StopRules(
-            request.stop or (),
-            params.stop_token_ids,
-            params.min_tokens,
-            shows_stop=bool(request.include_stop_str_in_output),
         )
         return TextAssembler(detokenizer, rules, trace)

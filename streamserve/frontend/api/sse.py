@@ -34,7 +34,8 @@ class Framing:
     """JSON objects as server-sent events.
 
     Args:
-        names_events: each event is named by its object's `type`, the first member.
+        names_events: each event is named by its object's `type`, the first member; the objects themselves
+            tell of the stream's end, and of its failure.
     """
 
     def __init__(self, *, names_events: bool) -> None:
@@ -50,8 +51,11 @@ class Framing:
         return b"".join([_event(encoded) for encoded in batch])
 
     def error(self, problem: Problem) -> bytes:
-        """The last event of a stream that failed after it had started. No `[DONE]` follows."""
-        return (b"event: error\n" if self._names_events else b"") + _event(problem.encode())
+        """The last event of a stream that failed after it had started, if it has not said so itself.
+
+        No `[DONE]` follows.
+        """
+        return b"" if self._names_events else _event(problem.encode())
 
     @staticmethod
     def _named(encoded: bytes) -> bytes:

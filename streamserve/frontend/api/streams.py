@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from streamserve.errors import RequestError
 from streamserve.frontend.api.endpoint import tenant_of
+from streamserve.frontend.api.http import document
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.auth import is_admin
 from streamserve.frontend.deployment import Deployment
@@ -50,7 +50,7 @@ class Streams:
         answers = await asyncio.gather(*[self._service.client.relay(question) for question in questions])
         for answer in answers:
             found += answer or []
-        return _json({"object": "list", "data": sorted(found, key=lambda stream: stream["created"])})
+        return document({"object": "list", "data": sorted(found, key=lambda stream: stream["created"])})
 
     async def one(self, http: Request) -> Response:
         """GET shows it, DELETE ends it."""
@@ -116,8 +116,4 @@ def _scope_of(http: Request) -> str | None:
 def _found(stream: dict[str, Any] | None, answer_id: str) -> Response:
     if stream is None:
         raise StreamNotFound(f"No live stream of yours has the id {answer_id[:200]!r}.", "id")
-    return _json(stream)
-
-
-def _json(body: Any) -> Response:
-    return Response(orjson.dumps(body), 200, {"Cache-Control": "no-store"}, "application/json")
+    return document(stream)

@@ -115,6 +115,9 @@ class Connection:
         self._endpoints = endpoints
         self._max_streams = max_streams
         self._streams: dict[str | int, Stream] = {}
+        # Those that are over count until their last message has gone out: a client that does not read it cannot
+        # begin others for ever.
+        self._num_running = 0
 
     async def handle(self, text: bytes) -> None:
         """Does what a message says.
@@ -149,6 +152,7 @@ class Connection:
             return
         call = Call(body, num_bytes, secrets.token_hex(16), self._socket.tenant)
         self._streams[stream_id] = stream
+        self._num_running += 1
         self._socket.start(self._run(stream, endpoint, call))
 
     def _request_of(self, message: dict[str, Any]) -> tuple[Endpoint, dict[str, Any]]:
@@ -158,7 +162,7 @@ class Connection:
             raise InvalidRequest(f"endpoint must be one of {', '.join(self._endpoints)}.", "endpoint")
         if not isinstance(body, dict):
             raise InvalidRequest("body must be a JSON object.", "body")
-        if len(self._streams) >= self._max_streams:
+        if self._num_running >= self._max_streams:
             raise TooManyStreams(f"A connection may have {self._max_streams} live streams.")
         return endpoint, body
 
@@ -167,12 +171,8 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.is_cancelled = True
-            self._cancel_answer(stream)
-
-    def _cancel_answer(self, stream: Stream) -> None:
-        if stream.answer is not None:
-            for record in self._service.registry.find(stream.answer.id, self._socket.tenant):
-                record.cancel()
+            if stream.answer is not None:
+                stream.answer.cancel()
 
     async def _run(self, stream: Stream, endpoint: Endpoint, call: Call) -> None:
         try:
@@ -191,6 +191,7 @@ class Connection:
         except Gone:
             pass
         finally:
+            self._num_running -= 1
             if self._streams.get(stream.id) is stream:
                 del self._streams[stream.id]
 
@@ -222,13 +223,7 @@ def _id_of(message: dict[str, Any]) -> str | int:
 
 def _encode_error(error: Exception) -> bytes:
     problem = problem_of(error)
-    body = {
-        "message": problem.message,
-        "type": problem.type,
-        "param": problem.param,
-        "code": problem.code,
-        "status": problem.status,
-    }
+    body: dict[str, Any] = {**problem.error, "status": problem.status}
     retry_s = retry_after_s(problem)
     if retry_s is not None:
         body["retry_after"] = retry_s

@@ -4,6 +4,7 @@
     {"type":"response.create", … the body of a request}  the events of a streamed answer, one a message, or
                                                          {"type":"error","status":…,"error":{…}}
 
+A response that fails midway ends as any streamed one does, with the events `error` and `response.failed`.
 Requests of one connection are answered one after the other. What needs a memory of earlier responses
 (previous_response_id, generate: false, response.steer) is refused by name, and so are lanes (stream_id):
 /v1/ws has many streams on one connection.
@@ -111,10 +112,12 @@ class Connection:
 
     async def _answer(self, call: Call) -> None:
         send = self._socket.send
+        has_begun = False
         try:
             answer = await self._endpoint.accept(call)
             async with aclosing(answer.batches()) as batches:
                 async for batch in batches:
+                    has_begun = True
                     for event in batch:
                         await send(event)
         except Gone:
@@ -122,17 +125,14 @@ class Connection:
         except Exception as error:
             if not isinstance(error, StreamserveError):
                 logger.exception("a stream failed")
-            await send(_encode_error(error))
+            # A response that has begun tells of its failure itself.
+            if not has_begun:
+                await send(_encode_error(error))
 
 
 def _encode_error(error: Exception) -> bytes:
     problem = problem_of(error)
-    body: dict[str, Any] = {
-        "type": problem.type,
-        "code": problem.code,
-        "message": problem.message,
-        "param": problem.param,
-    }
+    body = problem.error
     retry_s = retry_after_s(problem)
     if retry_s is not None:
         body["headers"] = {"retry-after": str(retry_s)}

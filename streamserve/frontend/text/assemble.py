@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamserve.frontend.text.detokenize import Detokenizer
-from streamserve.frontend.text.stops import StopMatcher
-from streamserve.frontend.text.trace import TokenTrace
-from streamserve.messages import Finish
+from streamserve.frontend.text.stops import StopMatcher, StopStrings
+from streamserve.frontend.text.trace import Place, TokenTrace, TracedToken
+from streamserve.messages import Finish, Logprobs
 
+_NO_STRINGS = StopStrings()
 _REASONS = {int(Finish.STOP): "stop", int(Finish.LENGTH): "length", int(Finish.ABORT): "abort"}
 
 
@@ -24,8 +24,8 @@ class StopRules:
         shows_stop: the stop string, or the text of the stop id, is the end of the text.
     """
 
-    strings: Sequence[str] = ()
-    token_ids: Sequence[int] = ()
+    strings: StopStrings = _NO_STRINGS
+    token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     shows_stop: bool = False
 
@@ -53,15 +53,19 @@ class TextAssembler:
         self.stop_reason: str | int | None = None
         self._detokenizer = detokenizer
         self._stops = StopMatcher(rules.strings, shows_match=rules.shows_stop) if rules.strings else None
-        self._stop_token_ids = frozenset(rules.token_ids)
+        self._stop_token_ids = rules.token_ids
         self._min_tokens = rules.min_tokens
         self._shows_stop = rules.shows_stop
         self._trace = trace
         # Tokens are text one after the other, and nobody looks at each.
         self._is_plain = self._stops is None and trace is None
 
-    def accept(self, tokens: list[int], finish: int) -> str:
-        """The text that may be shown now; nothing after the end. Hot: once for each delta."""
+    def accept(self, tokens: list[int], finish: int, logprobs: Logprobs | None = None) -> str:
+        """The text that may be shown now; nothing after the end. Hot: once for each delta.
+
+        Args:
+            logprobs: a row for each of `tokens`, for the trace.
+        """
         if self.finish_reason is not None:
             return ""
         if self._is_plain and not finish:
@@ -69,9 +73,9 @@ class TextAssembler:
             return self._detokenizer.decode(tokens)
         # The token that means "stop" is text only if the caller wants it.
         is_hidden = finish == Finish.STOP and not self._shows_stop
-        text = self._decode(tokens[:-1] if is_hidden else tokens)
+        text = self._decode(tokens[:-1] if is_hidden else tokens, logprobs)
         if finish and self.finish_reason is None:
-            text += self._end(finish, tokens[-1:])
+            text += self._end(finish, tokens, logprobs)
         if self._trace is not None:
             self._show_to(self._trace, len(text))
         return text
@@ -81,21 +85,21 @@ class TextAssembler:
         if self.finish_reason is not None:
             trace.end()
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: list[int], logprobs: Logprobs | None) -> str:
         if self._is_plain:
             self.num_tokens += len(tokens)
             return self._detokenizer.decode(tokens)
-        return self._decode_one_by_one(tokens)
+        return self._decode_one_by_one(tokens, logprobs)
 
-    def _decode_one_by_one(self, tokens: Sequence[int]) -> str:
+    def _decode_one_by_one(self, tokens: list[int], logprobs: Logprobs | None) -> str:
         """So that counts and parts do not depend on how deltas were merged."""
         shown: list[str] = []
         stops, trace = self._stops, self._trace
-        for token in tokens:
+        for at, token in enumerate(tokens):
             self.num_tokens += 1
             text = self._detokenizer.decode((token,))
             if trace is not None:
-                trace.add(token, text)
+                trace.add(TracedToken(token, text, place=_place(logprobs, at)))
             if stops is None or self.num_tokens <= self._min_tokens:
                 shown.append(text)
                 continue
@@ -105,7 +109,7 @@ class TextAssembler:
                 break
         return "".join(shown)
 
-    def _end(self, finish: int, last: list[int]) -> str:
+    def _end(self, finish: int, tokens: list[int], logprobs: Logprobs | None) -> str:
         """Releases all that was held back: an incomplete character, the beginning of a stop string."""
         self.finish_reason = _REASONS[finish]
         text = self._detokenizer.flush()
@@ -117,16 +121,19 @@ class TextAssembler:
                 self.finish_reason, self.stop_reason = "stop", self._stops.matched
                 return text
             text += self._stops.flush()
-        if finish == Finish.STOP:
-            self._take_stop_tokens(last)
+        if finish == Finish.STOP and tokens:
+            self._take_stop_token(tokens[-1], _place(logprobs, len(tokens) - 1))
         return text
 
-    def _take_stop_tokens(self, last: list[int]) -> None:
-        """Counts and names the token that ended the text; `last` is empty or has that one."""
-        for token in last:
-            if token in self._stop_token_ids:
-                self.stop_reason = token
-            if not self._shows_stop:
-                self.num_tokens += 1
-                if self._trace is not None:
-                    self._trace.add(token, "", is_text=False)
+    def _take_stop_token(self, token: int, place: Place | None) -> None:
+        """Counts and names the token that ended the text."""
+        if token in self._stop_token_ids:
+            self.stop_reason = token
+        if not self._shows_stop:
+            self.num_tokens += 1
+            if self._trace is not None:
+                self._trace.add(TracedToken(token, "", is_text=False, place=place))
+
+
+def _place(logprobs: Logprobs | None, at: int) -> Place | None:
+    return None if logprobs is None else Place(logprobs, at)

@@ -11,25 +11,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+class StopStrings:
+    """Stop strings, made ready once for all texts that they may end.
+
+    Args:
+        stops: none of them empty; may be none at all.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        # Longest first, so that the first complete one found is the longest.
+        self.stops = sorted(set(stops), key=len, reverse=True)
+        self.fallbacks = [_fallbacks(stop) for stop in self.stops]
+        self.first_chars = frozenset(stop[0] for stop in self.stops)
+
+    def __bool__(self) -> bool:
+        return bool(self.stops)
+
+
 class StopMatcher:
     """Releases text up to the first stop string, holding back only what may still become one.
 
     Args:
-        stops: the stop strings, none of them empty.
+        strings: the stop strings.
         shows_match: the text ends behind the stop string instead of before it.
 
     Attributes:
         matched: the stop string that ended the text, or None.
     """
 
-    def __init__(self, stops: Sequence[str], *, shows_match: bool = False) -> None:
+    def __init__(self, strings: StopStrings, *, shows_match: bool = False) -> None:
         self.matched: str | None = None
         self._shows_match = shows_match
-        # Longest first, so that the first complete one found is the longest.
-        self._stops = sorted(set(stops), key=len, reverse=True)
-        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
+        self._stops = strings.stops
+        self._fallbacks = strings.fallbacks
+        self._first_chars = strings.first_chars
         self._states = [0] * len(self._stops)
-        self._first_chars = {stop[0] for stop in self._stops}
         self._held = ""
 
     def decode(self, text: str) -> str:

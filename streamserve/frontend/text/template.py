@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 
 from streamserve.errors import ConfigError, ContextTooLong, InvalidRequest
-from streamserve.frontend.text.sandbox import CHECK, Sandbox
+from streamserve.frontend.text.allowance import Allowance, size_of
+from streamserve.frontend.text.sandbox import ALLOWANCE, Sandbox, num_static
 
 CHATML = (
     "{% for message in messages %}"
@@ -90,8 +91,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = Sandbox()
         try:
-            names = environment.parse(source).find_all(nodes.Name)
-            self._uses_documents = any(name.name == "documents" for name in names)
+            parsed = environment.parse(source)
+            self._uses_documents = any(name.name == "documents" for name in parsed.find_all(nodes.Name))
+            self._num_static = num_static(parsed)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"The chat template does not compile: line {error.lineno}: {error}") from error
@@ -130,9 +132,10 @@ class ChatTemplate:
         """
         if conversation.documents is not None and not self._uses_documents:
             raise InvalidRequest("The chat template of this model does not use documents.", "documents")
-        values = {**self.special_tokens, **conversation.values(), CHECK: check}
+        values = {**self.special_tokens, **conversation.values()}
+        allowance = Allowance(check, size_of(values), self._num_static)
         try:
-            text = self._generate(values, check, max_chars)
+            text = self._generate({**values, ALLOWANCE: allowance}, check, max_chars)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"The chat template refuses these messages: {error}", "messages") from error
         if not conversation.continues_last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,20 @@ from tokenizers import Tokenizer
 
 from streamserve.errors import ConfigError
 
+# Characters, or tokens, of which the library does not take longer than an event loop may be held up.
+SHORT = 8192
+# As many ids are converted at once: for so long nobody else gets the interpreter.
+CHUNK = 1 << 16
+
+TokenIds = npt.NDArray[np.int32]
+
 
 class PromptTokenizer:
     """Tokenises prompts. Safe to use from several threads at once.
+
+    The library keeps the interpreter lock while it works on a single text, so that a thread helps nobody; it
+    drops it in its calls for several. Those wait for threads of the library's own, which may be busy, so what
+    is short, and may be asked for by an event loop, does without them.
 
     Args:
         tokenizer: a `tokenizers.Tokenizer`; its truncation and padding are turned off.
@@ -52,25 +64,51 @@ class PromptTokenizer:
             raise ConfigError(f"{path} is not a readable tokenizer: {error}") from error
         return cls(tokenizer, bos_token)
 
-    def encode(self, text: str, *, adds_bos: bool) -> npt.NDArray[np.int32]:
+    def encode(self, text: str, *, adds_bos: bool) -> TokenIds:
         """The ids of `text`, int32[n], never with two BOS at the start.
 
         Args:
             adds_bos: begin with BOS, if the tokenizer asks for it. A chat template has written it already.
         """
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        if self.bos_id is not None:
-            if self._adds_bos and adds_bos and ids[:1] != [self.bos_id]:
-                ids = [self.bos_id, *ids]
-            while len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
-                ids = ids[1:]
-        return np.asarray(ids, dtype=np.int32)
+        (encoding,) = self._encode([text])
+        ids = _as_array(encoding.ids)
+        return ids if self.bos_id is None else self._with_one_bos(ids, self.bos_id, adds_bos)
 
-    def words(self, word: str) -> list[tuple[int, ...]]:
-        """The ways to tokenise `word`, at the start of a text and within it; each at least one id long."""
-        spelled = (word,) if word.startswith(" ") else (word, " " + word)
-        found = [tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in spelled]
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        if len(ids) <= SHORT:
+            text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        else:
+            (text,) = self.tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return text
+
+    def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The ways to tokenise each of `words`, at the start of a text and within it; none of them empty."""
+        spelled: list[str] = []
+        for word in words:
+            spelled += (word,) if word.startswith(" ") else (word, " " + word)
+        found = [tuple(encoding.ids) for encoding in self._encode(spelled)]
         return [ids for ids in dict.fromkeys(found) if ids]
+
+    def _encode(self, texts: list[str]) -> list[Any]:
+        if sum(map(len, texts)) <= SHORT:
+            return [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        encodings: list[Any] = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return encodings
+
+    def _with_one_bos(self, ids: TokenIds, bos_id: int, adds_bos: bool) -> TokenIds:
+        others = np.flatnonzero(ids != bos_id)
+        num_bos = int(others[0]) if len(others) else len(ids)
+        if num_bos:
+            return ids[num_bos - 1 :]
+        return np.insert(ids, 0, bos_id) if self._adds_bos and adds_bos else ids
+
+
+def _as_array(ids: list[int]) -> TokenIds:
+    array = np.empty(len(ids), dtype=np.int32)
+    for start in range(0, len(ids), CHUNK):
+        array[start : start + CHUNK] = ids[start : start + CHUNK]
+    return array
 
 
 def _max_token_chars(tokenizer: Any) -> int:

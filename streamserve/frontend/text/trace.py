@@ -3,52 +3,74 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import NamedTuple
+
+from streamserve.messages import Logprobs
+
+
+class Place(NamedTuple):
+    """Where the log probabilities of a token are: row `at` of `logprobs`."""
+
+    logprobs: Logprobs
+    at: int
 
 
 class TracedToken(NamedTuple):
-    """A token of the answer and its part of the text.
+    """A token of the answer, its part of the text, and all that is known of it.
 
     Attributes:
         token: its id.
         text: may be empty: a special token, or the beginning of a character that a later token completes. The
             texts of all tokens of an answer, joined, are the answer's text.
         is_text: False for a token that ended the text and is no part of it.
+        place: of its log probabilities; None if nobody asked for them, or nothing comes before it.
     """
 
     token: int
     text: str
     is_text: bool = True
+    place: Place | None = None
 
 
 class TokenTrace:
     """Hands out tokens as their text is shown, each one whole.
 
     Text is shown up to any character (what follows may still become a stop string), so a token whose text is
-    only partly shown waits until the rest is, or until the text ends within it.
+    only partly shown waits until the rest is, or until the text ends within it. Tokens without text wait for
+    the next one that has some, and go with it. So it makes no difference when the text is shown and when
+    somebody takes what there is: the tokens are the same, with the same texts, in the same order.
 
     Attributes:
-        rest: shown at the very end although no token is left for it: half a character, where the token that
-            began it has long been taken with the text before.
+        rest: shown at the very end although no token is left for it: half a character that was begun by a
+            token which has text of its own.
+        cut: once the text has ended, the ids of the tokens that nothing is left of.
     """
 
     def __init__(self) -> None:
         self.rest = ""
-        self._waiting: deque[TracedToken] = deque()
+        self.cut: list[int] = []
+        # The last token of each group has text, those before it have none.
+        self._groups: deque[list[TracedToken]] = deque()
+        # Those behind all groups: none has text yet.
+        self._open: list[TracedToken] = []
         # Shown characters that belong to waiting tokens.
         self._num_shown = 0
         self._has_ended = False
 
-    def add(self, token: int, text: str, *, is_text: bool = True) -> None:
+    def add(self, traced: TracedToken) -> None:
         """The next token and what it adds to the text, shown or not."""
-        self._waiting.append(TracedToken(token, text, is_text))
+        self._open.append(traced)
+        if traced.text:
+            self._close_group()
 
     def extend_last(self, text: str) -> None:
         """More text from the tokens that are there: half a character that nothing completed."""
-        if self._waiting:
-            last = self._waiting.pop()
-            self._waiting.append(last._replace(text=last.text + text))
+        if self._open:
+            self._open[-1] = self._open[-1]._replace(text=text)
+            self._close_group()
         else:
+            # Whoever began it may have been taken long since, so it makes no difference that it may not.
             self.rest = text
 
     def show(self, num_chars: int) -> None:
@@ -60,19 +82,32 @@ class TokenTrace:
         self._has_ended = True
 
     def take(self) -> list[TracedToken]:
-        """The tokens whose text is shown now and was not before."""
+        """The tokens whose text is shown now and was not before; before the end, always with some text."""
         taken: list[TracedToken] = []
-        waiting = self._waiting
-        while waiting and len(waiting[0].text) <= self._num_shown and self._may_go():
-            self._num_shown -= len(waiting[0].text)
-            taken.append(waiting.popleft())
+        groups = self._groups
+        while groups and len(groups[0][-1].text) <= self._num_shown:
+            group = groups.popleft()
+            self._num_shown -= len(group[-1].text)
+            taken += group
         if self._has_ended:
-            if waiting and self._num_shown:
-                taken.append(waiting[0]._replace(text=waiting[0].text[: self._num_shown]))
-            waiting.clear()
-            self.rest = self.rest[: self._num_shown]
+            self._take_end(taken)
         return taken
 
-    def _may_go(self) -> bool:
-        """Whether the first token need not wait for the one that completes its character."""
-        return self._has_ended or self._num_shown > 0 or bool(self._waiting[0].text)
+    def _close_group(self) -> None:
+        self._groups.append(self._open)
+        self._open = []
+
+    def _take_end(self, taken: list[TracedToken]) -> None:
+        """Moves what is left to `taken`, up to the character at which the text has ended, or to `cut`."""
+        num_shown, self._num_shown = self._num_shown, 0
+        left = [*chain.from_iterable(self._groups), *self._open]
+        self._groups.clear()
+        self._open = []
+        self.rest = self.rest[:num_shown]
+        # A stop string has cut off text: of some token the end, or all of it.
+        at = next((at for at, traced in enumerate(left) if traced.text), len(left))
+        taken += left[:at]
+        if at < len(left) and num_shown:
+            taken.append(left[at]._replace(text=left[at].text[:num_shown]))
+            at += 1
+        self.cut = [traced.token for traced in left[at:]]

@@ -88,9 +88,10 @@ async def test_models(run_harness: Any) -> None:
         }
         assert body == {"object": "list", "data": [card]}
         assert (await frontend.http.get("/v1/models/tiny")).json() == card
-        missing = await frontend.http.get("/v1/models/some/other")
-        assert missing.status_code == 404
-        assert missing.json()["error"]["code"] == "model_not_found"
+        for name in ("some/other", ""):
+            missing = await frontend.http.get(f"/v1/models/{name}")
+            assert missing.status_code == 404
+            assert missing.json()["error"]["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,8 @@ async def test_a_fault_of_our_own_tells_nothing(frontend: Any, monkeypatch: pyte
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert "secret" not in response.text
+    # What comes of an exchange that nobody foresaw, the next one must not meet.
+    assert response.headers["connection"] == "close"
 
 
 async def test_too_many_waiting_requests_are_turned_away(run_harness: Any) -> None:

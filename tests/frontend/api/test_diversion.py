@@ -60,7 +60,7 @@ async def begin(frontend: Any, http: httpx.AsyncClient, **fields: Any) -> Reader
 
 def is_diverted(frontend: Any) -> bool:
     box = frontend.streams.find(frontend.engine.adds[-1].stream)
-    return box is not None and box.listener is not None
+    return box is not None and box.listener is not None and box.listener.__self__._diversion is not None
 
 
 async def test_each_step_is_written_in_its_own_turn(server: tuple[Any, httpx.AsyncClient]) -> None:
@@ -85,7 +85,7 @@ async def test_a_failure_is_the_last_event(server: tuple[Any, httpx.AsyncClient]
     assert last["error"]["code"] == "request_failed"
     registry = frontend.service.registry
     assert registry.metrics.finished["error"].value == 1
-    assert len(registry) == 0
+    await frontend.until(lambda: len(registry) == 0)
 
 
 async def test_the_end_of_the_engine_is_the_last_event(server: tuple[Any, httpx.AsyncClient]) -> None:
@@ -158,13 +158,54 @@ async def test_a_client_that_pauses_gets_all_of_it_merged(run_harness: Any) -> N
         for _ in range(num_steps - 1):
             engine.step()
             await asyncio.sleep(0)
-            num_waited += box.listener is None
-        # The socket was full: nobody listened, and what came then waits in one piece.
+            num_waited += not is_diverted(frontend)
+        # The socket was full, and what came then waits in one piece.
         await frontend.until(lambda: bool(box.finish))
         assert num_waited > 100
         shown, num_events = await client.read_all()
         assert shown == frontend.decode((text * (2000 * num_steps // len(text) + 1))[: 2000 * num_steps])
         assert num_events < num_steps - 100
+
+
+PROMPTS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"max_tokens": 10**8}),
+        ("/v1/completions", {"max_tokens": 10**8, "n": 2}),
+        ("/v1/chat/completions", {"logprobs": True}),
+        ("/v1/responses", {}),
+    ],
+)
+async def test_a_stop_string_ends_the_generation_before_the_client_has_read_so_far(
+    run_harness: Any, path: str, fields: dict[str, Any]
+) -> None:
+    options = {"max_model_len": 10**9, "kv_capacity_tokens": 10**9}
+    async with run_harness(**options) as frontend, frontend.served() as url:
+        engine = frontend.engine
+        engine.is_automatic, engine.tokens_per_step = False, 200
+        engine.script = lambda _request: frontend.encode("\x01\x02\x03\x04\x05")
+        body = {**PROMPTS[path], **fields, "stop": ["the end"], "ignore_eos": True, "stream": True}
+        client = await SlowClient.connect(url, body, path)
+        count = fields.get("n", 1)
+        await engine.until(lambda: len(engine.live) == count)
+        # More than all buffers on the way hold.
+        for _ in range(400 if "logprobs" in fields else 4000 // count):
+            engine.step()
+            await asyncio.sleep(0)
+        assert not engine.aborts
+        for row in engine.live:
+            row.script = frontend.encode("the end")
+        engine.step()
+        await engine.until(lambda: not engine.live)
+        assert len(engine.aborts) == count
+        await client.close()
 
 
 class SlowClient:
@@ -175,7 +216,7 @@ class SlowClient:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, url: str, body: dict[str, Any]) -> SlowClient:
+    async def connect(cls, url: str, body: dict[str, Any], path: str = "/v1/completions") -> SlowClient:
         host, port = url.removeprefix("http://").split(":")
         sock = socket.socket()
         sock.setblocking(False)
@@ -183,7 +224,7 @@ class SlowClient:
         await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
         reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 26)
         content = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         writer.transport.pause_reading()
         return cls(reader, writer)
@@ -195,6 +236,9 @@ class SlowClient:
         while (line := (await self._reader.readline()).decode().strip()) != "data: [DONE]":
             if line.startswith("data: "):
                 texts.append(json.loads(line[6:])["choices"][0]["text"])
+        await self.close()
+        return "".join(texts), len(texts)
+
+    async def close(self) -> None:
         self._writer.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._writer.wait_closed())])
-        return "".join(texts), len(texts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 from typing import Any
 
@@ -109,6 +111,28 @@ async def test_held_back_text_holds_its_log_probabilities(
                 told[name] += values
     assert told == whole["logprobs"]
     assert "".join(told["tokens"]) == whole["text"] == "one two three four"
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_special_token_before_held_back_text_keeps_its_log_probability(
+    frontend: Any, events: Any, endpoint: str, stream: bool
+) -> None:
+    special = frontend.service.tokenizer.tokenizer.token_to_id("<|im_start|>")
+    word = max(frontend.encode("the quick brown fox"), key=lambda token: len(frontend.decode([token])))
+    frontend.engine.script = lambda _request: [special, word]
+    frontend.engine.odds = lambda token: (-token / 1000, [])
+    ask = frontend.chat if endpoint == "chat" else frontend.complete
+    fields = {"stop": [frontend.decode([word])[-1] + "QQ"], "max_tokens": 8, "stream": stream}
+    response = await ask(logprobs=True if endpoint == "chat" else 0, **fields)
+    choices = (
+        [chunk["choices"][0] for chunk in events(response.text)[:-1]]
+        if stream
+        else response.json()["choices"]
+    )
+    _, entries, _ = told_by(choices)
+    logprobs = [entry["logprob"] if endpoint == "chat" else entry[1] for entry in entries]
+    assert logprobs == pytest.approx([-special / 1000, -word / 1000] * 4)
 
 
 async def test_tokens_behind_a_stop_string_are_not_told(frontend: Any) -> None:
@@ -272,6 +296,16 @@ async def test_echo_without_log_probabilities(frontend: Any, events: Any, prompt
     assert only["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+async def test_where_nothing_is_generated_none_is_the_best(frontend: Any, logprobs: int | None) -> None:
+    fields = {"echo": True, "max_tokens": 0, "best_of": 3, "logprobs": logprobs}
+    answer = await frontend.complete("hello", **fields)
+    assert answer.status_code == 200
+    (choice,) = answer.json()["choices"]
+    assert (choice["text"], answer.json()["usage"]["completion_tokens"]) == ("hello", 0)
+    assert len(frontend.engine.adds) == 1
+
+
 async def test_a_stop_string_does_not_match_in_or_into_the_prompt(frontend: Any) -> None:
     frontend.say("bc abc")
     choice = (await frontend.complete("xa", echo=True, stop="abc")).json()["choices"][0]
@@ -330,34 +364,81 @@ async def test_prompt_log_probabilities_are_not_for_streams(frontend: Any) -> No
         assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def step_by_step(frontend: Any, path: str, body: Any, steps: list[int]) -> Any:
+    """The response while the engine makes so many steps before anybody else gets a turn, again and again."""
+    engine = frontend.engine
+    asked = asyncio.ensure_future(frontend.http.post(path, json=body))
+    await engine.until(lambda: len(engine.live) == 1)
+    counts = itertools.cycle(steps)
+    while not asked.done():
+        for _ in range(next(counts)):
+            engine.step()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    return await asked
+
+
+def told_by(choices: list[Any]) -> tuple[str, list[Any], list[int]]:
+    """Text, log probabilities and token ids of a choice, from its chunks or from all of it."""
+    text, entries, ids = "", [], []
+    for choice in choices:
+        message = choice.get("delta", choice.get("message", {}))
+        own = choice.get("text", message.get("content", ""))
+        told = choice["logprobs"] or {}
+        if "content" in told:
+            entries += told["content"]
+        elif told:
+            columns = (told[name] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
+            entries += zip(*columns, strict=True)
+        if told and "text" in choice:
+            assert "".join(told["tokens"]) == own
+        text += own
+        ids += choice.get("token_ids", [])
+    return text, entries, ids
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_any_answer_and_its_stream_tell_the_same(
     frontend: Any, events: Any, data: st.DataObject
 ) -> None:
-    text = data.draw(st.text(st.sampled_from("abc é語😊\n "), max_size=25))
-    frontend.engine.tokens_per_step = data.draw(st.integers(1, 6))
-    frontend.say(text)
-    fields = {
-        "stop": data.draw(st.lists(st.text("abc é", min_size=1, max_size=3), max_size=2)),
-        "logprobs": data.draw(st.integers(0, 3)),
-        "return_token_ids": data.draw(st.booleans()),
+    pieces = ["ab", "c", " ", "é", "語", "😊", "\n", "the quick", "<|im_start|>", "<|endoftext|>"]
+    ids = frontend.encode("".join(data.draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=12))))
+    if data.draw(st.booleans()):
+        # Half a character is left.
+        del ids[data.draw(st.integers(0, len(ids) - 1))]
+    text = frontend.decode(ids)
+    engine = frontend.engine
+    engine.is_automatic = False
+    engine.script = lambda _request: [*ids, engine.facts["eos_token_ids"][0]]
+    engine.odds = lambda token: (-token / 1000, [(token, -token / 1000)] * 20)
+    is_chat = data.draw(st.booleans())
+    start = data.draw(st.integers(0, len(text)))
+    found = text[start : start + data.draw(st.integers(1, 4))]
+    body = {
+        # The first is never complete, and holds back a part of some token.
+        "stop": [found + "~", *data.draw(st.sampled_from([[], ["b c"], [found or "c"]]))],
+        "return_token_ids": True,
         "include_stop_str_in_output": data.draw(st.booleans()),
-        "echo": data.draw(st.booleans()),
-        "max_tokens": data.draw(st.integers(1, 30)),
+        "skip_special_tokens": data.draw(st.booleans()),
+        "max_tokens": data.draw(st.integers(1, 40)),
     }
-    whole = (await frontend.complete("ab", **fields)).json()["choices"][0]
-    check_offsets(whole)
-    chunks = events((await frontend.complete("ab", stream=True, **fields)).text)[:-1]
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]
-    joined: dict[str, list[Any]] = {name: [] for name in whole["logprobs"]}
-    ids: list[int] = []
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        told = choice["logprobs"]
-        assert "".join(told["tokens"] if told else []) == choice["text"]
-        for name, values in (told or {}).items():
-            joined[name] += values
-        ids += choice.get("token_ids", [])
-    assert joined == whole["logprobs"]
-    assert ids == whole.get("token_ids", [])
+    if is_chat:
+        path = "/v1/chat/completions"
+        body |= {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 1}
+    else:
+        path = "/v1/completions"
+        body |= {"prompt": "ab", "logprobs": data.draw(st.integers(0, 3)), "echo": data.draw(st.booleans())}
+    steps = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    whole = (await step_by_step(frontend, path, body, steps)).json()
+    told = told_by(whole["choices"])
+    if not is_chat:
+        check_offsets(whole["choices"][0])
+    assert len(told[2]) == whole["usage"]["completion_tokens"]
+    num_echoed = len(frontend.encode("ab")) if body.get("echo") else 0
+    logprobs = [entry["logprob"] if is_chat else entry[1] for entry in told[1][num_echoed:]]
+    assert logprobs == [pytest.approx(-token / 1000) for token in told[2][: len(logprobs)]]
+    assert len(logprobs) <= len(told[2])
+    for own_steps in ([1], steps):
+        chunks = events((await step_by_step(frontend, path, {**body, "stream": True}, own_steps)).text)[:-1]
+        assert told_by([chunk["choices"][0] for chunk in chunks]) == told

@@ -67,9 +67,73 @@ async def test_a_finished_request_is_counted(guarded: Any, stream: bool) -> None
     assert found["streamserve:key_requests_total{key=alice}"] == 0
     assert found["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 1
     assert found["http_request_duration_seconds_count{handler=/v1/completions,method=POST}"] == 1
+    assert found["http_request_duration_highr_seconds_count"] == 1
     assert found["streamserve:streams_open"] == 0
     assert found["streamserve:ring_capacity_bytes{ring=request}"] > 0
     assert found["vllm:num_requests_running"] == 0
+
+
+async def test_the_parts_of_a_requests_time_add_up(frontend: Any) -> None:
+    await frontend.complete(max_tokens=5, ignore_eos=True)
+    found = await samples(frontend)
+    parts = {
+        part: f"vllm:request_{part}_time_seconds" for part in ("queue", "prefill", "decode", "inference")
+    }
+    assert [found[f"{name}_count"] for name in parts.values()] == [1, 1, 1, 1]
+    seconds = {part: found[f"{name}_sum"] for part, name in parts.items()}
+    assert min(seconds.values()) >= 0
+    first = found["vllm:time_to_first_token_seconds_sum"]
+    assert seconds["queue"] + seconds["prefill"] == pytest.approx(first)
+    assert seconds["prefill"] + seconds["decode"] == pytest.approx(seconds["inference"])
+    assert seconds["queue"] + seconds["inference"] <= found["vllm:e2e_request_latency_seconds_sum"]
+
+
+async def test_an_aborted_request_has_the_times_that_it_got_to(frontend: Any) -> None:
+    frontend.engine.is_automatic = False
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(frontend.complete(max_tokens=2)) for _ in range(3)]
+        await frontend.engine.until(lambda: len(frontend.engine.adds) == 3)
+        frontend.engine.begin([add.stream for add in frontend.engine.adds[:2]])
+        mailboxes = frontend.streams.slots
+        await frontend.until(lambda: sum(box.began_s is not None for box in mailboxes) == 2)
+        for task in tasks:
+            task.cancel()
+    await frontend.engine.until(lambda: len(frontend.engine.aborts) == 3)
+    found = await samples(frontend)
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 3
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:request_queue_time_seconds_count"] == 2
+    assert found["vllm:request_prefill_time_seconds_count"] == 0
+    assert found["vllm:request_inference_time_seconds_count"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_sizes_of_bodies_are_counted(frontend: Any, stream: bool) -> None:
+    async with frontend.served() as url, httpx.AsyncClient(base_url=url) as http:
+        body = json.dumps({"prompt": "hello", "max_tokens": 2, "stream": stream}).encode()
+        answer = await http.post("/v1/completions", content=body)
+        assert answer.status_code == 200
+        await http.get("/version")
+    found = await samples(frontend)
+    assert found["http_request_size_bytes_count{handler=/v1/completions}"] == 1
+    assert found["http_request_size_bytes_sum{handler=/v1/completions}"] == len(body)
+    assert found["http_response_size_bytes_count{handler=/v1/completions}"] == 1
+    told = 0 if stream else len(answer.content)
+    assert found["http_response_size_bytes_sum{handler=/v1/completions}"] == told
+    assert found["http_request_size_bytes_sum{handler=/version}"] == 0
+    assert found["http_response_size_bytes_sum{handler=/version}"] > 0
+
+
+async def test_what_a_client_only_says_of_its_body_is_not_counted(frontend: Any) -> None:
+    async with frontend.served(max_body_bytes=1000) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999\r\n\r\nabc")
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).split()[1] == b"413"
+        writer.close()
+    found = await samples(frontend)
+    assert found["http_request_size_bytes_count{handler=/v1/completions}"] == 1
+    assert found["http_request_size_bytes_sum{handler=/v1/completions}"] <= 3
 
 
 async def test_dropped_streams_are_counted_and_gauges_are_right_on_an_idle_server(frontend: Any) -> None:

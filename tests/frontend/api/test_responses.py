@@ -11,10 +11,12 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseErrorEvent, ResponseStreamEvent
+from openai.types.responses.responses_server_event import ResponseWsError
 from pydantic import TypeAdapter
 
 from streamserve.errors import InvalidRequest
+from streamserve.frontend.api.response_events import ResponseEvents
 from streamserve.frontend.api.schema.common import validate
 from streamserve.frontend.api.schema.responses import UNSUPPORTED, ResponsesRequest
 from streamserve.messages import Finish
@@ -41,7 +43,7 @@ def named_events(text: str) -> list[Any]:
             continue
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event.get('type', 'error')}"
+        assert name == f"event: {event['type']}"
         events.append(event)
     return events
 
@@ -205,10 +207,6 @@ class TestInput:
             ({"input": "x", "reasoning": {"summary": "auto"}}, "reasoning.summary"),
             ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format.type"),
             ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
-            (
-                {"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
-                "stream_options",
-            ),
             ({"input": "x", "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
             ({"input": "x", "n": 2}, "n"),
         ],
@@ -250,6 +248,9 @@ class TestInput:
         body = answer.json()
         assert (body["store"], body["user"], body["safety_identifier"]) == (False, "u", "s")
         assert (body["prompt_cache_key"], body["parallel_tool_calls"]) == ("k", False)
+        for options in ({}, {"include_obfuscation": True}, {"include_obfuscation": False}):
+            answer = await respond(frontend, stream=True, stream_options=options, max_output_tokens=1)
+            assert answer.status_code == 200, answer.text
 
     async def test_previous_responses_have_a_code_that_clients_know(self, frontend: Any) -> None:
         answer = await respond(frontend, previous_response_id="resp_1")
@@ -362,7 +363,7 @@ class TestEvents:
         assert asked.result().status_code == 500
         assert asked.result().json()["error"]["code"] == "request_failed"
 
-    async def test_a_failure_midway_is_an_event_and_an_error(self, frontend: Any) -> None:
+    async def test_a_failure_midway_is_an_error_and_a_failed_response(self, frontend: Any) -> None:
         frontend.engine.is_automatic = False
         async with asyncio.TaskGroup() as group:
             frontend.say("one two three")
@@ -371,15 +372,35 @@ class TestEvents:
             frontend.engine.step()
             await frontend.until(lambda: frontend.service.registry.all(None)[0].num_tokens == 1)
             frontend.engine.finish(frontend.engine.adds[0].stream, Finish.ERROR)
-        blocks = asked.result().text.strip().split("\n\n")
-        failed = json.loads(blocks[-2].split("\ndata: ")[1])
+        events = named_events(asked.result().text)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        *_, error, failed = events
+        read = STREAM_EVENT.validate_python(error)
+        assert isinstance(read, ResponseErrorEvent)
+        assert (read.code, read.param) == ("request_failed", None)
+        assert read.message
+        # What OpenAI describes and what it sends are not the same; clients have either.
+        told = ResponseWsError.model_validate(error).error
+        assert (told.type, told.code, told.message) == ("server_error", read.code, read.message)
         STREAM_EVENT.validate_python(failed)
         assert failed["type"] == "response.failed"
         assert failed["response"]["status"] == "failed"
-        assert failed["response"]["error"]["code"] == "server_error"
+        assert failed["response"]["error"] == {"code": "server_error", "message": read.message}
         assert failed["response"]["output"][0]["content"][0]["text"]
-        assert blocks[-1].startswith("event: error\ndata: ")
-        assert "request_failed" in blocks[-1]
+
+    async def test_a_fault_of_our_own_midway_ends_it_the_same_way(
+        self, frontend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_arguments: Any) -> Any:
+            raise ValueError("a secret")
+
+        frontend.say("one two three")
+        monkeypatch.setattr(ResponseEvents, "end", fail)
+        answer = await respond(frontend, stream=True)
+        *_, error, failed = named_events(answer.text)
+        assert (error["code"], failed["type"]) == ("internal_error", "response.failed")
+        assert "a secret" not in answer.text
+        assert "a secret" in caplog.text
 
     async def test_cancelling_ends_it_with_what_there_is(self, frontend: Any) -> None:
         frontend.engine.is_automatic = False
@@ -461,8 +482,11 @@ class TestOpenAIClient:
             frontend.engine.step()
             await frontend.until(lambda: frontend.service.registry.all(None)[0].num_tokens == 1)
             frontend.engine.finish(frontend.engine.adds[0].stream, Finish.ERROR)
-        assert isinstance(reading.result(), openai.APIError)
-        assert last == "response.failed"
+        error = reading.result()
+        assert isinstance(error, openai.APIError)
+        assert error.code == "request_failed"
+        assert error.message == "The engine could not finish this request."
+        assert last in ("response.content_part.added", "response.output_text.delta")
 
 
 async def _caught(work: Any) -> Exception | None:

@@ -353,7 +353,7 @@ async def test_a_failure_after_the_start_is_the_last_event(frontend: Any, events
         frontend.engine.step()
         # The next delta must not be merged with the first, or the failure would come before any event.
         box = frontend.streams.find(frontend.engine.adds[0].stream)
-        await frontend.until(lambda: not frontend.client.admission.waiting and box._waiter is not None)
+        await frontend.until(lambda: not frontend.client.admission.waiting and box.listener is not None)
         frontend.engine.finish(frontend.engine.adds[0].stream, Finish.ERROR)
     chunks = events(asked.result().text)
     assert chunks[-1]["error"]["code"] == "request_failed"

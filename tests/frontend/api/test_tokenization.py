@@ -59,8 +59,11 @@ async def test_nothing_is_nothing(frontend: Any) -> None:
         ("/detokenize", {"tokens": "5"}, "tokens"),
         ("/detokenize", {"tokens": [1, 512]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": [2**70]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [True]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {"tokens": [5] * 513}, "tokens"),
+        ("/tokenize", {"prompt": "x" * 50_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 50_000}]}, "messages"),
     ],
 )
 async def test_bad_fields_are_named(frontend: Any, path: str, body: dict[str, Any], param: str) -> None:

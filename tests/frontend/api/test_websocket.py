@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_endpoint import END, WAIT_S, SocketServer, socket_server
+from scripted_endpoint import END, WAIT_S, ScriptedEndpoint, SocketServer, socket_server
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -251,6 +251,48 @@ class TestErrors:
         await server.endpoint.answer(8)
 
 
+class StuckSocket:
+    """A connection whose client does not read: nothing that is sent goes out."""
+
+    tenant = ""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        self.num_sending = 0
+        self._changed = asyncio.Condition()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.create_task(work))
+
+    async def send(self, text: bytes) -> None:
+        async with self._changed:
+            self.num_sending += 1
+            self._changed.notify_all()
+        await asyncio.Event().wait()
+
+    async def until_sending(self, count: int) -> None:
+        async with asyncio.timeout(WAIT_S), self._changed:
+            await self._changed.wait_for(lambda: self.num_sending >= count)
+
+
+async def test_streams_whose_last_message_nobody_reads_count() -> None:
+    socket: Any = StuckSocket()
+    endpoint = ScriptedEndpoint(registry=None)  # type: ignore[arg-type]
+    endpoint.gate.set()
+    connection = Connection(socket, SimpleNamespace(), {"completions": endpoint}, 4)  # type: ignore
+    message = {"type": "create", "id": "again", "endpoint": "completions", "body": {"bad": True}}
+    for number in range(4):
+        await connection.handle(json.dumps(message).encode())
+        await socket.until_sending(number + 1)
+    one_more = asyncio.create_task(connection.handle(json.dumps(message).encode()))
+    # It is refused, and as the client does not read that either, nothing more is heard from it.
+    await socket.until_sending(5)
+    assert len(socket.tasks) == 4
+    assert not one_more.done()
+    for task in (one_more, *socket.tasks):
+        task.cancel()
+
+
 class TestCancel:
     async def test_it_ends_a_stream_with_abort_and_done(
         self, server: SocketServer, client: ClientConnection
@@ -285,6 +327,23 @@ class TestCancel:
         assert await hear(client) == {"type": "pong"}
         server.endpoint.gate.set()
         assert await hear(client) == {"id": "a", "type": "done"}
+
+    async def test_it_ends_no_other_of_the_same_request_id(
+        self, server: SocketServer, client: ClientConnection
+    ) -> None:
+        async with connect(server.url, compression=None) as elsewhere:
+            await create(client, "a", request_id="same")
+            await create(client, "b", request_id="same")
+            await create(elsewhere, "a", request_id="same")
+            answers = [await server.endpoint.answer(number) for number in range(3)]
+            await say(client, type="cancel", id="a")
+            assert await hear(client) == {"id": "a", "type": "chunk", "chunk": {"finish_reason": "abort"}}
+            assert await hear(client) == {"id": "a", "type": "done"}
+            for answer in answers[1:]:
+                answer.give({"text": "goes on"})
+            chunk = {"type": "chunk", "chunk": {"text": "goes on"}}
+            assert await hear(client) == {"id": "b", **chunk}
+            assert await hear(elsewhere) == {"id": "a", **chunk}
 
     async def test_of_a_stream_that_is_over_or_never_was(
         self, server: SocketServer, client: ClientConnection
@@ -356,7 +415,7 @@ class TestEnds:
         await create(client, "a", prompt="x" * ((1 << 19) + 1))
         answer = await hear(client)
         assert "id" not in answer
-        assert answer["error"]["code"] == "context_length_exceeded"
+        assert (answer["error"]["status"], answer["error"]["code"]) == (413, "body_too_large")
 
     async def test_text_that_is_not_utf8(self, client: ClientConnection) -> None:
         await client.send(b"\xff\xfe", text=True)

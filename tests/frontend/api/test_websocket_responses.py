@@ -9,7 +9,10 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses.responses_server_event import ResponseWsError
 from websockets.asyncio.client import ClientConnection, connect
+
+from streamserve.messages import Finish
 
 WAIT_S = 60.0
 
@@ -37,11 +40,14 @@ async def hear(client: ClientConnection) -> Any:
 
 
 async def events(client: ClientConnection) -> list[Any]:
-    """All events up to the end of a response, or an error."""
+    """All events up to the end of a response, or an error for which there is none."""
     heard = []
     while True:
         heard.append(await hear(client))
-        if heard[-1]["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
+        last = heard[-1]["type"]
+        if last in ("response.completed", "response.incomplete", "response.failed"):
+            return heard
+        if last == "error" and len(heard) == 1:
             return heard
 
 
@@ -74,6 +80,29 @@ class TestOpenAIClient:
             event = await connection.recv()
             assert event.type == "error"
             assert (event.status, event.error.code) == (400, "previous_response_not_found")
+
+    async def test_a_failure_midway_is_an_error_and_a_failed_response(self, served: tuple[Any, str]) -> None:
+        frontend, url = served
+        frontend.engine.is_automatic = False
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api,
+            api.responses.connect() as connection,
+        ):
+            await connection.response.create(model="tiny", input="hi", store=False)
+            await frontend.engine.until(lambda: len(frontend.engine.adds) == 1)
+            frontend.engine.step()
+            heard = [await connection.recv()]
+            frontend.engine.finish(frontend.engine.adds[0].stream, Finish.ERROR)
+            while heard[-1].type != "response.failed":
+                heard.append(await connection.recv())
+            error = heard[-2]
+            assert isinstance(error, ResponseWsError)
+            assert error.error.code == "request_failed"
+            assert [event.sequence_number for event in heard] == list(range(len(heard)))
+            # That was all: what comes next is of the next request.
+            frontend.engine.is_automatic = True
+            await connection.response.create(model="tiny", input="hi", max_output_tokens=2)
+            assert (await connection.recv()).type == "response.created"
 
 
 class TestMessages:

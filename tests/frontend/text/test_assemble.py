@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from streamserve.frontend.text.assemble import StopRules, TextAssembler
+from streamserve.frontend.text.stops import StopStrings
 from streamserve.messages import Finish
 
 NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
@@ -31,8 +33,10 @@ class Letters:
         return text
 
 
-def run(deltas: list[tuple[list[int], int]], **options: object) -> tuple[str, TextAssembler]:
-    assembler = TextAssembler(Letters(), StopRules(**options))  # type: ignore[arg-type]
+def run(
+    deltas: list[tuple[list[int], int]], strings: Sequence[str] = (), **rules: Any
+) -> tuple[str, TextAssembler]:
+    assembler = TextAssembler(Letters(), StopRules(StopStrings(strings), **rules))
     return "".join(assembler.accept(tokens, finish) for tokens, finish in deltas), assembler
 
 
@@ -42,7 +46,7 @@ def test_the_stop_token_is_counted_but_not_shown() -> None:
 
 
 def test_the_callers_own_stop_token_is_named() -> None:
-    _, end = run([([0, 7], STOP)], token_ids=(7,))
+    _, end = run([([0, 7], STOP)], token_ids=frozenset([7]))
     assert end.stop_reason == 7
 
 

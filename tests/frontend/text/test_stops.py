@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.frontend.text.stops import StopMatcher
+from streamserve.frontend.text.stops import StopMatcher, StopStrings
 
 
 def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -17,7 +17,7 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 def feed(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     shown = "".join(matcher.decode(piece) for piece in pieces)
     return (shown if matcher.matched else shown + matcher.flush()), matcher.matched
 
@@ -41,7 +41,7 @@ def test_any_split_gives_what_a_search_of_the_whole_text_gives(
 def test_only_a_suffix_that_is_the_beginning_of_a_stop_string_is_held_back(
     text: str, stops: list[str]
 ) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     shown = ""
     for char in text:
         shown += matcher.decode(char)
@@ -71,8 +71,15 @@ def test_literal_cases(pieces: list[str], stops: list[str], shown: str, matched:
     assert feed(pieces, stops) == (shown, matched)
 
 
+def test_texts_with_the_same_stop_strings_know_nothing_of_each_other() -> None:
+    strings = StopStrings(["stop"])
+    one, other = StopMatcher(strings), StopMatcher(strings)
+    assert (one.decode("a st"), other.decode("op")) == ("a ", "op")
+    assert (one.decode("op"), one.matched, other.matched) == ("", "stop", None)
+
+
 def test_nothing_is_shown_after_the_stop_string() -> None:
-    matcher = StopMatcher(["."])
+    matcher = StopMatcher(StopStrings(["."]))
     assert matcher.decode("a.b") == "a"
     assert matcher.decode("more") == ""
     assert matcher.flush() == ""

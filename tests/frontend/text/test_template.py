@@ -114,6 +114,109 @@ def test_what_a_template_cannot_do_is_the_callers_error(source: str) -> None:
     assert caught.value.param == "messages"
 
 
+# Each would make gigabytes, or take minutes, in an operation that cannot be cut short.
+BOMBS = [
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%.1000000000f' % 1.5 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ ('%(a)s' * 100000) % {'a': 'x' * 100000} }}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '{:>1000000000}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 1000000000) }}",
+    "{{ ('{0}' * 100000).format('x' * 100000) }}",
+    "{{ '{x:>1000000000}'.format_map({'x': 1}) }}",
+    "{% set ns = namespace(x='x' * 100000) %}{{ ('{0.x}' * 100000).format(ns) }}",
+    "{{ 'x' | center(1000000000) }}",
+    "{{ ['x'] | map('center', 1000000000) | join }}",
+    "{{ 'x'.center(1000000000) }}",
+    "{{ 'x'.ljust(1000000000) }}",
+    "{{ 'x'.rjust(1000000000, '-') }}",
+    "{{ 'x'.zfill(1000000000) }}",
+    "{{ '\t'.expandtabs(1000000000) }}",
+    "{{ 'x'.encode().center(1000000000) }}",
+    "{{ (1).to_bytes(1000000000, 'big') }}",
+    "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+    "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+    "{{ ('x' * 100000).translate({120: 'y' * 100000}) }}",
+    "{{ ('y' * 100000).join(['x'] * 100000) }}",
+    "{{ (['x'] * 100000) | join('y' * 100000) }}",
+    "{{ range(99999) | join('y' * 100000) }}",
+    "{{ ('\n' * 100000) | indent(100000) }}",
+    "{{ ('x' * 100000) | wordwrap(1, true, 'y' * 100000) }}",
+    "{{ [1] | batch(1000000000, 0) | list }}",
+    "{{ [1] | slice(1000000000) | list }}",
+    "{{ 1 | round(1000000000, 'floor') }}",
+    "{{ 1 | round(-1000000000) }}",
+    "{{ ([[1] * 1000] * 10000) | sum(start=[]) | length }}",
+    "{{ lipsum(n=100000000) }}",
+    "{{ messages | tojson(indent=1000000000) }}",
+    "{{ ['x' * 1000000] * 1000000 }}",
+    "{{ ([['x' * 1000] * 1000] * 1000) | string | length }}",
+    "{{ ([['x' * 1000] * 1000] * 1000) | tojson | length }}",
+    "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set big = 'x' * 1000000 %}{% set x %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endset %}",
+    "{% set x %}{% for i in range(99999) %}" + "static" * 10_000 + "{% endfor %}{% endset %}",
+    "{% macro f() %}" + "static" * 10_000 + "{% endmacro %}"
+    "{% set x %}{% for i in range(99999) %}{{ f() }}{% endfor %}{% endset %}",
+    "{% set n = namespace(x=[]) %}"
+    "{% for i in range(99999) %}{% set n.x = n.x + ['x' * 1000000] %}{% endfor %}",
+    "{{ strftime_now('%1000000000Y') }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS, ids=range(len(BOMBS)))
+def test_what_would_be_huge_is_not_made(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render(source)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' ~ 1 ~ none ~ ['b'] }}", "a1None['b']"),
+        ("{{ 'a' + 'b' }}{{ [1] + [2] }}{{ 1 + 2 }}{{ 7 % 4 }}", "ab[1, 2]33"),
+        ("{{ '%s is %05.1f' % ('x', 1.25) }}", "x is 001.2"),
+        ("{{ '%(a)s' % {'a': 1} }}{{ '%s-%s' | format('a', 'b') }}", "1a-b"),
+        ("{{ '{:>5}|{x:.2f}'.format('a', x=0.5) }}", "    a|0.50"),
+        ("{{ 'x' | center(5) }}{{ 'x'.ljust(3) }}|", "  x  x  |"),
+        ("{{ messages | map(attribute='role') | join(', ') }}", "user"),
+        (
+            "{{ ', '.join(['a', 'b']) }}{{ 'a-b'.replace('-', '+') }}{{ 'a-b' | replace('-', '+') }}",
+            "a, ba+ba+b",
+        ),
+        ("{{ 'a\nb' | indent(2) }}{{ 'abc def' | wordwrap(3) }}", "a\n  babc\ndef"),
+        ("{{ [1, 2, 3] | batch(2) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3]][[1, 2], [3]]"),
+        ("{{ 2.5678 | round(2) }}{{ [1, 2] | sum }}{{ [{'a': 2}] | sum(attribute='a') }}", "2.5732"),
+        ("{{ ' aB ' | trim | upper | lower | title | capitalize }}", "Ab"),
+        (
+            "{{ 'x' * 3 }}{{ [1] * 2 }}{{ 'a b'.split() }}{{ 'abcdef' | truncate(4, true, '', 0) }}",
+            "xxx[1, 1]['a', 'b']abcd",
+        ),
+        ("{{ '<&>' | e }}{{ 'a b' | urlencode }}{{ 'a b' | wordcount }}", "&lt;&amp;&gt;a%20b2"),
+        ("{{ [1, 'é'] | tojson(indent=1, separators=(',', ':')) }}", '[\n 1,\n "é"\n]'),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x }}{% filter upper %}b{% endfilter %}", "a1B"),
+    ],
+)
+def test_text_is_made_as_ever(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_a_long_conversation_has_room_for_what_templates_do_with_it() -> None:
+    messages = [
+        {"role": "user", "content": "x" * 50_000},
+        {"role": "assistant", "content": "y" * 50_000},
+    ] * 50
+    source = (
+        "{% set ns = namespace(text='') %}"
+        "{% for m in messages %}{% set ns.text = ns.text ~ m.role + ': ' + m.content | trim + '\n' %}"
+        "{% endfor %}{{ ns.text | replace('x', 'zz') }}"
+    )
+    assert len(render(source, messages)) > 7_500_000
+
+
 def test_the_templates_own_message_is_told() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, normalizers, processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from streamserve.errors import ConfigError
-from streamserve.frontend.text.tokenize import PromptTokenizer, read_json
+from streamserve.frontend.text.tokenize import SHORT, PromptTokenizer, read_json
 
 
 def copy_of(tokenizer: Any) -> Any:
@@ -69,6 +72,80 @@ def test_a_normalizer_that_shortens_raises_the_bound(tokenizer: Any) -> None:
     composing = copy_of(tokenizer)
     composing.normalizer = normalizers.NFC()
     assert PromptTokenizer(composing).max_token_chars > plain
+
+
+# Those that hold the interpreter lock leave no turn at all.
+LEAST_TURNS = 5
+
+
+async def test_a_long_text_leaves_the_interpreter_to_others(
+    tokenizer: Any, turns_during: Callable[..., Any]
+) -> None:
+    prompts = PromptTokenizer(tokenizer)
+    turns, ids = await turns_during(lambda: prompts.encode("q z x" * 60_000, adds_bos=True))
+    assert len(ids) > 150_000
+    assert turns >= LEAST_TURNS
+
+
+async def test_a_long_list_of_ids_does_too(tokenizer: Any, turns_during: Callable[..., Any]) -> None:
+    prompts = PromptTokenizer(tokenizer)
+    turns, text = await turns_during(lambda: prompts.decode([100, 200, 300] * 200_000))
+    assert len(text) > 200_000
+    assert turns >= LEAST_TURNS
+
+
+async def test_many_words_do_too(tokenizer: Any, turns_during: Callable[..., Any]) -> None:
+    prompts = PromptTokenizer(tokenizer)
+    turns, found = await turns_during(lambda: prompts.words([f"{n} q z x" * 2000 for n in range(64)]))
+    assert len(found) == 128
+    assert turns >= LEAST_TURNS
+
+
+def variants(tokenizer: Any, fallback_tokenizer: Any) -> list[Any]:
+    normalizing, digits = copy_of(tokenizer), copy_of(tokenizer)
+    normalizing.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    level = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    digits.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
+    metaspace = copy_of(fallback_tokenizer)
+    metaspace.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return [tokenizer, normalizing, digits, fallback_tokenizer, metaspace]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["the quick ", "日本", "<tool>", "<|im_end|>", "<|im_start|>", "é\u0301", "😊", " \n", "12", "Á"]
+        )
+        | st.text(max_size=4),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_a_long_text_has_the_ids_of_the_same_text_if_it_were_short(
+    tokenizer: Any, fallback_tokenizer: Any, parts: list[str]
+) -> None:
+    text = "".join(parts)
+    text *= SHORT // max(1, len(text)) + 1
+    for variant in variants(tokenizer, fallback_tokenizer):
+        prompts = PromptTokenizer(variant)
+        ids = variant.encode(text, add_special_tokens=False).ids
+        assert prompts.encode(text, adds_bos=True).tolist() == ids
+        assert prompts.decode(ids) == variant.decode(ids, skip_special_tokens=False)
+        assert prompts.words(parts) == prompts.words([*parts, " " * SHORT])[: len(prompts.words(parts))]
+
+
+def test_any_number_of_bos_at_the_start_is_one(adds_bos: Any) -> None:
+    prompts = PromptTokenizer(adds_bos, "<|im_start|>")
+    for text in ("<|im_start|>" * 50_000, "<|im_start|>" * 50_000 + "hello"):
+        assert prompts.encode(text, adds_bos=True).tolist().count(1) == 1
+        assert prompts.encode(text, adds_bos=False).tolist().count(1) == 1
+
+
+def test_words_at_the_start_of_a_text_and_within_it(tokenizer: Any) -> None:
+    found = PromptTokenizer(tokenizer).words(["fox", " dog", "fox", ""])
+    spelled = ["fox", " fox", " dog", " "]
+    assert found == [tuple(tokenizer.encode(text).ids) for text in spelled]
 
 
 def test_loading(model_folder: Path, tokenizer: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.frontend.text.assemble import StopRules, TextAssembler
 from streamserve.frontend.text.detokenize import Detokenizers
+from streamserve.frontend.text.stops import StopStrings
 from streamserve.frontend.text.trace import TokenTrace, TracedToken
-from streamserve.messages import Finish
+from streamserve.messages import Finish, Logprobs
 
 NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
 
@@ -18,9 +21,9 @@ NONE, STOP, LENGTH = int(Finish.NONE), int(Finish.STOP), int(Finish.LENGTH)
 class Traced:
     """An assembler and its trace, fed together."""
 
-    def __init__(self, detokenizer: Any, **rules: Any) -> None:
+    def __init__(self, detokenizer: Any, strings: Sequence[str] = (), **rules: Any) -> None:
         self.trace = TokenTrace()
-        self.assembler = TextAssembler(detokenizer, StopRules(**rules), self.trace)
+        self.assembler = TextAssembler(detokenizer, StopRules(StopStrings(strings), **rules), self.trace)
         self.shown = ""
         self.tokens: list[TracedToken] = []
         self.chunks: list[list[TracedToken]] = []
@@ -100,7 +103,7 @@ def test_the_stop_token_comes_last_and_is_no_text() -> None:
     assert shown.accept([0, 1], STOP) == ["a", "."]
 
 
-def test_half_a_character_whose_token_is_gone_is_the_rest() -> None:
+def test_half_a_character_of_a_token_with_other_text_is_the_rest() -> None:
     class Mixed(Words):
         """Every token is a letter and the beginning of another."""
 
@@ -114,30 +117,86 @@ def test_half_a_character_whose_token_is_gone_is_the_rest() -> None:
     assert (traced.shown, traced.text, traced.trace.rest) == ("a�", "a�", "�")
 
 
-texts = st.text(st.sampled_from("abc é語😊\n"), max_size=30)
+PIECES = ["ab", "c", " ", "é", "語", "😊", "\n", "the quick", "<|im_end|>", "<|im_start|>", "日本"]
+texts = st.lists(st.sampled_from(PIECES), max_size=15).map("".join)
 
 
-@settings(deadline=None)
-@given(texts, st.lists(st.text("abc é", min_size=1, max_size=4), max_size=3), st.data())
-def test_parts_join_to_the_text_however_deltas_are_cut(
-    tokenizer: Any, text: str, stops: list[str], data: st.DataObject
+@st.composite
+def cut_anywhere(draw: st.DrawFn, tokenizer: Any) -> tuple[list[int], list[str]]:
+    """Token ids, some of which leave characters half done, and stop strings that may be in their text."""
+    ids: list[int] = tokenizer.encode(draw(texts), add_special_tokens=False).ids
+    if ids and draw(st.booleans()):
+        del ids[draw(st.integers(0, len(ids) - 1))]
+    text = tokenizer.decode(ids)
+    stops = draw(st.lists(st.text("abc é", min_size=1, max_size=4), max_size=2))
+    if text:
+        start = draw(st.integers(0, len(text) - 1))
+        stops.append(text[start : start + draw(st.integers(1, 4))] + draw(st.sampled_from(["", "", "zz"])))
+    return ids, stops
+
+
+def numbered(ids: list[int], first: int) -> Logprobs:
+    """A row for each of `ids`, which says which token of the answer it is."""
+    empty = np.zeros((len(ids), 0), dtype=np.float32)
+    return Logprobs(np.arange(first, first + len(ids), dtype=np.float32), empty.astype(np.int32), empty)
+
+
+def told(detokenizer: Any, rules: StopRules, deltas: list[tuple[list[int], int]], looks: list[bool]) -> Any:
+    """The text, its tokens, and the ids of those that were cut off, for somebody who looks now and then."""
+    trace = TokenTrace()
+    assembler = TextAssembler(detokenizer, rules, trace)
+    text, at = "", 0
+    tokens: list[TracedToken] = []
+    for (ids, finish), is_looking in zip(deltas, looks, strict=True):
+        text += assembler.accept(ids, finish, numbered(ids, at))
+        at += len(ids)
+        if is_looking or assembler.finish_reason is not None:
+            taken = trace.take()
+            # What is not at the end comes with text of its own.
+            assert assembler.finish_reason is not None or not taken or taken[-1].text
+            tokens += taken
+        if assembler.finish_reason is not None:
+            break
+    assert assembler.finish_reason is not None
+    assert text == "".join(token.text for token in tokens) + trace.rest
+    ids = [token.token for token in tokens]
+    places = [token.place.logprobs.chosen[token.place.at] for token in tokens if token.place is not None]
+    assert places == list(range(len(tokens)))
+    assert assembler.num_tokens == len(ids) + len(trace.cut)
+    return text, [token._replace(place=None) for token in tokens], trace.rest, ids + trace.cut
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_it_makes_no_difference_how_tokens_come_and_when_somebody_looks(
+    tokenizer: Any, data: st.DataObject
 ) -> None:
-    ids = tokenizer.encode(text).ids
-    detokenizers = Detokenizers(tokenizer)
+    ids, stops = data.draw(cut_anywhere(tokenizer))
     finish = data.draw(st.sampled_from([STOP, LENGTH]))
-    shows_stop = data.draw(st.booleans())
-    traced = Traced(detokenizers.start(), strings=stops, shows_stop=shows_stop)
-    whole = TextAssembler(detokenizers.start(), StopRules(stops, shows_stop=shows_stop))
-    expected = whole.accept(ids, finish)
-    at = 0
-    while at < len(ids) and traced.assembler.finish_reason is None:
-        end = data.draw(st.integers(at + 1, len(ids)))
-        traced.accept(ids[at:end], finish if end == len(ids) else NONE)
-        at = end
-    if not ids:
-        traced.accept([], finish)
-    assert traced.shown == traced.text == expected
-    assert traced.assembler.num_tokens == whole.num_tokens
-    assert len(traced.tokens) <= whole.num_tokens
-    # What was not at the end came with text of its own.
-    assert all("".join(token.text for token in chunk) for chunk in traced.chunks[:-1] if chunk)
+    rules = StopRules(
+        StopStrings(stops),
+        min_tokens=data.draw(st.sampled_from([0, 0, 3])),
+        shows_stop=data.draw(st.booleans()),
+    )
+    detokenizers = Detokenizers(tokenizer)
+    skips = data.draw(st.booleans())
+    ends = sorted(data.draw(st.sets(st.integers(1, max(1, len(ids) - 1)))) | {len(ids)})
+    starts = [0, *ends[:-1]]
+    deltas = [
+        (ids[start:end], finish if end == len(ids) else NONE)
+        for start, end in zip(starts, ends, strict=True)
+        if start < end or end == len(ids)
+    ]
+    looks = data.draw(st.lists(st.booleans(), min_size=len(deltas), max_size=len(deltas)))
+    at_once = told(detokenizers.start(skip_special_tokens=skips), rules, [(ids, finish)], [True])
+    in_parts = told(detokenizers.start(skip_special_tokens=skips), rules, deltas, looks)
+    assert in_parts == at_once
+    assert ids[: len(at_once[3])] == at_once[3]
+
+
+def test_a_special_token_before_a_held_back_one_keeps_its_place() -> None:
+    traced = Traced(Words("abc", ""), strings=["cZ"])
+    assert traced.accept([1]) == []
+    assert traced.accept([0]) == []
+    assert traced.accept([1, 0]) == ["", "abc"]
+    assert traced.accept([1], LENGTH) == ["", "abc", ""]

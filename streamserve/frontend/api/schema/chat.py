@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from streamserve.errors import InvalidRequest
-from streamserve.frontend.api.schema.common import GenerationRequest, Schema
-from streamserve.frontend.text.template import RESERVED, Conversation
+from streamserve.frontend.api.schema.common import (
+    MAX_PARTS,
+    GenerationRequest,
+    Schema,
+    TemplateVariables,
+    few_parts,
+)
+from streamserve.frontend.text.template import Conversation
 
 
 class TextPart(Schema):
@@ -51,12 +57,12 @@ class Message(Schema):
 class Chat(Schema):
     """A conversation, and how it becomes a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), BeforeValidator(few_parts)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)] | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     def conversation(self) -> Conversation:
         """What the chat template is given.
@@ -64,12 +70,6 @@ class Chat(Schema):
         Raises:
             InvalidRequest: fields contradict each other.
         """
-        variables = self.chat_template_kwargs or {}
-        reserved = sorted(RESERVED & variables.keys())
-        if reserved:
-            raise InvalidRequest(
-                f"chat_template_kwargs must not contain {reserved[0]}.", "chat_template_kwargs"
-            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other.",
@@ -80,16 +80,7 @@ class Chat(Schema):
             add_generation_prompt=self.add_generation_prompt is not False,
             continues_last=bool(self.continue_final_message),
             documents=self.documents or None,
-            variables=variables,
-        )
-
-    def num_chars(self) -> int:
-        """Characters of text in all messages."""
-        return sum(
-            len(message.content)
-            if isinstance(message.content, str)
-            else sum(len(part.text) for part in message.content or ())
-            for message in self.messages
+            variables=self.chat_template_kwargs or {},
         )
 
 

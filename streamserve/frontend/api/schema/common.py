@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from streamserve.errors import InvalidRequest
+from streamserve.frontend import request_ids
 from streamserve.frontend.api.schema.neutral import refuse_unsupported
+from streamserve.frontend.text.template import RESERVED
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
@@ -15,6 +26,10 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 1024
+# All of them together.
+MAX_BAD_WORDS_CHARS = 4000
+# Messages of a conversation, and parts of their contents, all together.
+MAX_PARTS = 4096
 
 # Labels of the branches of a union; pydantic puts them into error locations, and they are no field names.
 BRANCH = "~"
@@ -24,6 +39,34 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _is_list(value: Any) -> Any:
+    if not isinstance(value, list):
+        raise PydanticCustomError("list_type", "Input should be a valid list")
+    return value
+
+
+def few_parts(messages: Any) -> Any:
+    """Refuses a conversation in so many pieces that looking at each would hold up everybody."""
+    if isinstance(messages, list):
+        contents = [message.get("content") for message in messages[:MAX_PARTS] if isinstance(message, dict)]
+        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        if len(messages) + num_parts > MAX_PARTS:
+            raise PydanticCustomError(
+                "too_long", "There may be at most {limit} messages and parts of them", {"limit": MAX_PARTS}
+            )
+    return messages
+
+
+def _not_reserved(variables: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(RESERVED & variables.keys())
+    if taken:
+        raise PydanticCustomError("reserved", "There must be no {name} among them", {"name": taken[0]})
+    return variables
+
+
+# May be very long, so each id is looked at where that holds up nobody (streamserve.frontend.api.parameters).
+TokenIds = Annotated[SkipValidation[list[int]], AfterValidator(_is_list)]
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_not_reserved)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_listed)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
@@ -56,7 +99,7 @@ class GenerationRequest(Schema):
     repetition_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: int | None = None
@@ -76,10 +119,10 @@ class GenerationRequest(Schema):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    max_queue_time: Annotated[Number, Field(ge=0)] | None = None
+    max_queue_time: Annotated[Number, Field(gt=0)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     user: str | None = None
-    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    request_id: Annotated[str, Field(pattern=f"^{request_ids.PATTERN}$")] | None = None
 
     @property
     def num_choices(self) -> int:
@@ -133,6 +176,11 @@ class GenerationRequest(Schema):
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
                 "truncate_prompt_tokens must be -1 (as much as fits) or at least 1.", "truncate_prompt_tokens"
+            )
+        if sum(map(len, self.bad_words or ())) > MAX_BAD_WORDS_CHARS:
+            raise InvalidRequest(
+                f"bad_words: all of them together may have at most {MAX_BAD_WORDS_CHARS} characters.",
+                "bad_words",
             )
 
 

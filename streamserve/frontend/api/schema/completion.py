@@ -25,9 +25,14 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
 
     @property
+    def _best_of(self) -> int:
+        return self.best_of or self.num_choices
+
+    @property
     def num_candidates(self) -> int:
         """Choices that are generated, for each prompt; the best of them are answered."""
-        return self.best_of or self.num_choices
+        # Where nothing is generated, none is better than the others.
+        return self.num_choices if self.is_scoring else self._best_of
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -51,9 +56,9 @@ class CompletionRequest(GenerationRequest):
             InvalidRequest: names one of them.
         """
         super().check()
-        if self.num_candidates < self.num_choices:
+        if self._best_of < self.num_choices:
             raise InvalidRequest("best_of must be at least n.", "best_of")
-        if self.stream and self.num_candidates > self.num_choices:
+        if self.stream and self._best_of > self.num_choices:
             raise InvalidRequest("A stream cannot choose: best_of must be n when stream is true.", "best_of")
 
     def prompts(self) -> list[str | list[Any]]:

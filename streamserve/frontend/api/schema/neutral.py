@@ -46,6 +46,7 @@ CHAT = {
     "functions": _EMPTY_LIST,
     "function_call": (None, "none", "auto"),
     "reasoning_effort": (None, "none"),
+    "verbosity": (None, "medium"),
     "modalities": (None, [], ["text"]),
     "audio": _NONE,
     "web_search_options": _NONE,
@@ -76,10 +77,10 @@ def refuse_unsupported(body: dict[str, Any], unsupported: dict[str, tuple[Any, .
 
 
 def _refuse(body: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], prefix: str) -> None:
-    for name, given in body.items():
-        harmless = unsupported.get(name)
+    for name, harmless in unsupported.items():
+        given = body.get(name)
         # By type as well: true is no 1.
-        if harmless and not any(type(given) is type(value) and given == value for value in harmless):
+        if not any(type(given) is type(value) and given == value for value in harmless):
             shown = " or ".join(orjson.dumps(value).decode() for value in harmless)
             raise InvalidRequest(
                 f"{prefix}{name} is not supported here; leave it out or set it to {shown}.", prefix + name

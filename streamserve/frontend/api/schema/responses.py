@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from streamserve.errors import InvalidRequest
-from streamserve.frontend.api.schema.common import GenerationRequest, Schema
-from streamserve.frontend.text.template import RESERVED, Conversation
+from streamserve.frontend.api.schema.common import (
+    GenerationRequest,
+    Schema,
+    TemplateVariables,
+    few_parts,
+)
+from streamserve.frontend.text.template import Conversation
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
@@ -29,7 +33,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": _EMPTY_LIST,
     "tool_choice": (None, "none", "auto"),
     "truncation": (None, "disabled"),
-    "stream_options": (None, {}, {"include_obfuscation": False}),
+    # That asks for padding beside the text, for those who fear that its length is overheard. There is none.
+    "stream_options": (None, {}, {"include_obfuscation": False}, {"include_obfuscation": True}),
     "enable_response_messages": _OFF,
     "previous_input_messages": _NONE,
     "structured_outputs": _NONE,
@@ -109,7 +114,10 @@ class InputMessage(Schema):
 Input = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[
-        list[Annotated[InputMessage, BeforeValidator(_messages_only)]], Field(min_length=1), Tag("~list")
+        list[Annotated[InputMessage, BeforeValidator(_messages_only)]],
+        Field(min_length=1),
+        BeforeValidator(few_parts),
+        Tag("~list"),
     ],
     Discriminator(_branch),
 ]
@@ -174,7 +182,7 @@ class ResponsesRequest(GenerationRequest):
     store: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -202,17 +210,7 @@ class ResponsesRequest(GenerationRequest):
             raise InvalidRequest(f"top_logprobs needs include to have {LOGPROBS}.", "top_logprobs")
 
     def conversation(self) -> Conversation:
-        """What the chat template is given.
-
-        Raises:
-            InvalidRequest: a template variable has a name that is taken.
-        """
-        variables: Mapping[str, Any] = self.chat_template_kwargs or {}
-        reserved = sorted(RESERVED & variables.keys())
-        if reserved:
-            raise InvalidRequest(
-                f"chat_template_kwargs must not contain {reserved[0]}.", "chat_template_kwargs"
-            )
+        """What the chat template is given."""
         given = self.input
         messages = (
             [{"role": "user", "content": given}]
@@ -221,4 +219,4 @@ class ResponsesRequest(GenerationRequest):
         )
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        return Conversation(messages=messages, variables=variables)
+        return Conversation(messages=messages, variables=self.chat_template_kwargs or {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamserve.frontend.api.schema.chat import Chat
-from streamserve.frontend.api.schema.common import Schema
+from streamserve.frontend.api.schema.common import Schema, TokenIds
 
 
 class TextTokenizeRequest(Schema):
@@ -27,4 +27,4 @@ class DetokenizeRequest(Schema):
     """Token ids to turn into text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds

@@ -1,0 +1,98 @@
+"""The way out with clients of every kind: who reads is told at the deadline, who does not is dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from raw_http import dial, open_socket, request
+from server import RunningServer, wait_until
+from ways_in import ALL_WAYS, COMPLETION, PATHS, RESPONSE, SOCKET_STREAM, SSE, Refused, ask, pose, prompt
+
+READERS = [way for way in ALL_WAYS if way[1] in (SSE, SOCKET_STREAM)]
+LONG = {"model": "tiny", "max_tokens": 15_000, "ignore_eos": True}
+# Much to read for every step of the model.
+MUCH = {**LONG, "prompt": "Go on", "n": 4, "logprobs": 20}
+STUCK = ("stucksse", "stucksoc")
+NOISE = ("Traceback", "Cancel", "cancelled", "exceeded", "Exception", "Error", "did not finish in time")
+
+
+@pytest.fixture
+def server(tiny_model):
+    server = RunningServer(
+        str(tiny_model),
+        "--dtype=float32",
+        "--served-model-name=tiny",
+        "--num-gpu-blocks-override=8000",
+        "--max-num-seqs=32",
+        "--drain-timeout=3",
+        env={"OMP_NUM_THREADS": "1"},
+        has_own_group=True,
+    ).wait_ready()
+    yield server
+    server.stop(signal.SIGKILL)
+    print(server.output)
+
+
+def tokens(server):
+    """How many tokens of each live answer its client has been sent, by the end of its id."""
+    streams = httpx.get(f"{server.url}/v1/streams", timeout=300).raise_for_status().json()["data"]
+    return {re.split("[-_]", stream["id"])[-1]: stream["completion_tokens"] for stream in streams}
+
+
+def is_standing(server, name):
+    """Whether an answer has been going nowhere for a while: its client does not read."""
+    before = tokens(server)[name]
+    time.sleep(1)
+    return 0 < before == tokens(server)[name]
+
+
+def read(server, name, way, outcomes):
+    endpoint, transport = way
+    body = {**LONG, **prompt(endpoint, "Go on"), "request_id": name}
+    try:
+        outcomes[name] = ask(server.url, endpoint, transport, body)
+    except Refused as refused:
+        outcomes[name] = refused
+
+
+def test_readers_are_told_and_others_are_dropped(server):
+    outcomes = {}
+    readers = [
+        threading.Thread(target=read, args=(server, f"reader{number}", way, outcomes))
+        for number, way in enumerate(READERS)
+    ]
+    with contextlib.ExitStack() as stack:
+        for transport in (SSE, SOCKET_STREAM):
+            body = {**MUCH, "request_id": f"stuck{transport[:3]}"}
+            stack.enter_context(pose(server.url, COMPLETION, transport, body, 4096))
+        wait_until(lambda: all(is_standing(server, name) for name in STUCK), "clients stand in the way")
+        half = stack.enter_context(dial(server.url))
+        half.sendall(request(PATHS[RESPONSE], {"input": "hi"})[:-5])
+        stack.enter_context(dial(server.url))
+        idle = stack.enter_context(dial(server.url))
+        open_socket(idle)
+        for reader in readers:
+            reader.start()
+        names = [f"reader{number}" for number in range(len(READERS))]
+        wait_until(lambda: all(tokens(server).get(name) for name in names), "all of them hear something")
+        assert all(is_standing(server, name) for name in STUCK)
+        os.killpg(server.process.pid, signal.SIGTERM)
+        for reader in readers:
+            reader.join(300)
+        assert server.process.wait(300) == 0
+        closing = idle.recv(100)
+        assert (closing[0], int.from_bytes(closing[2:4])) == (0x88, 1001), "a close frame: going away"
+    assert len(outcomes) == len(READERS)
+    for told in outcomes.values():
+        assert isinstance(told, Refused), "it ended like a success"
+        assert (told.is_late, told.error["code"]) == (True, "engine_unavailable")
+        assert told.error["message"] == "The server is shutting down."
+    for word in NOISE:
+        assert word not in server.output, server.output

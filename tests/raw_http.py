@@ -1,0 +1,95 @@
+"""Bytes of requests, for clients that do what no HTTP library lets them do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+WAIT_S = 300.0
+
+
+def request(path: str, body: dict[str, Any] | bytes, **headers: str) -> bytes:
+    """A POST; `headers` are added, with `-` for `_`, and win over those that would be there anyway."""
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = {"host": "x", "content-type": "application/json", "content-length": str(len(payload))}
+    head |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + payload
+
+
+def upgrade(path: str = "/v1/ws", **headers: str) -> bytes:
+    """The request for a WebSocket."""
+    head = {"host": "x", "upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+    head |= {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+    head |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+    return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """A text frame as a client sends it, masked with zeros."""
+    payload = json.dumps(message).encode()
+    size = len(payload)
+    if size < 126:
+        length = bytes([0x80 | size])
+    else:
+        length = b"\xfe" + size.to_bytes(2) if size < 65536 else b"\xff" + size.to_bytes(8)
+    return b"\x81" + length + b"\0\0\0\0" + payload
+
+
+def dial(url: str, receive_buffer: int | None = None) -> socket.socket:
+    """A connection to the server."""
+    where = httpx.URL(url)
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(WAIT_S)
+    connection.connect((where.host, where.port))
+    return connection
+
+
+def open_socket(connection: socket.socket, path: str = "/v1/ws", **headers: str) -> None:
+    """Makes a WebSocket of a connection; until the server agrees, a client may not send more."""
+    connection.sendall(upgrade(path, **headers))
+    said = b""
+    while not said.endswith(b"\r\n\r\n"):
+        said += connection.recv(1)
+        assert said, "the server hung up"
+    assert status_of(said) == 101, said
+
+
+@contextlib.contextmanager
+def unread(url: str, sent: bytes, receive_buffer: int = 4096) -> Iterator[socket.socket]:
+    """A connection whose answer nobody reads; leaving the context drops it."""
+    with dial(url, receive_buffer) as connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What the server says until it closes, or breaks off."""
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(65536):
+            said += piece
+    return said
+
+
+def status_of(said: bytes) -> int:
+    """The status of the first answer in `said`."""
+    return int(said.split(b" ", 2)[1])
+
+
+def error_of(said: bytes) -> dict[str, Any]:
+    """The error object of the answer in `said`, which must be the only one."""
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert said.count(b"HTTP/1.1 ") == 1, said
+    assert b"content-type: application/json" in head, said
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert error["message"]
+    return error
