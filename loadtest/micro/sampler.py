@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.token_pool import TokenPool
@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     "logit_bias, 300 ids": {"logit_bias": tuple((i * 100, 1.0) for i in range(300))},
     "bad_words, 100": {"bad_words": tuple((i, i + 1, i + 2) for i in range(100))},
-    "allowed_token_ids, 1000": {"allowed_token_ids": tuple(range(1000))},
+    "allowed_token_ids, 1000": {"allowed_token_ids": TokenSet.of(range(1000))},
     "min_tokens": {"min_tokens": 1000},
 }
 

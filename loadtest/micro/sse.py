@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import platform
 import statistics
 import sys
@@ -175,6 +176,8 @@ class Bench:
         """Says what an engine says when it is ready."""
         facts = {
             "epoch": EPOCH,
+            "pid": os.getpid(),
+            "incarnation": 0,
             "model": "bench",
             "max_model_len": 1 << 20,
             "vocab_size": 400,
