@@ -25,6 +25,7 @@ PYTHON
 
 {
   echo "# Versions that the project is tested with, as constraints for pip. Made by scripts/update_lock.sh."
-  "$fresh/bin/python" -m pip freeze --disable-pip-version-check | sed -E 's/\+[a-z0-9.]+$//'
+  # Each CUDA build of PyTorch demands a Triton of its own.
+  "$fresh/bin/python" -m pip freeze --disable-pip-version-check | sed -E 's/\+[a-z0-9.]+$//; /^triton==/d'
 } > requirements/lock.txt.new
 mv requirements/lock.txt.new requirements/lock.txt

@@ -41,9 +41,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _complain(error: StreamserveError, code: int) -> int:
     message = " ".join(str(error).split())
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"streamserve: error: {message}\n")
-        sys.stderr.flush()
+    # Whoever started this process may have closed it.
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"streamserve: error: {message}\n")
+            sys.stderr.flush()
     return code
 
 
@@ -116,7 +118,18 @@ def _request_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _serve(arguments: argparse.Namespace) -> int:
     from streamserve.supervisor import serve
 
+    _open_missing_streams()
     return serve(config.load(arguments))
+
+
+def _open_missing_streams() -> None:
+    # Whoever started this process may have closed them. Their numbers must not go to a socket or a segment:
+    # what any library of any child prints would land there.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _chat(arguments: argparse.Namespace) -> int:

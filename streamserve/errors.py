@@ -9,7 +9,7 @@ StreamserveError
 │   └── BodyTooLarge         413
 ├── Overloaded           nobody's: answered 429 with Retry-After
 ├── Expired              nobody's: the request's time in the queue ran out, 503 with Retry-After
-├── EngineUnavailable    ours, passing: the engine is loading, draining or gone, 503
+├── EngineUnavailable    ours, passing: the engine is loading, draining or gone, 503 with Retry-After
 └── RequestFailed        ours: this one request failed in the engine, 500
 """
 
@@ -92,7 +92,13 @@ class Expired(StreamserveError):
 
 
 class EngineUnavailable(StreamserveError):
-    """The engine is loading, draining, restarting or gone."""
+    """The engine is loading, draining, restarting or gone.
+
+    Attributes:
+        retry_after_s: whole seconds after which it is worth another try.
+    """
+
+    retry_after_s = 5
 
 
 class RequestFailed(StreamserveError):

@@ -85,6 +85,32 @@ def test_a_model_that_is_none_is_one_line_and_exit_code_2(tmp_path: Path) -> Non
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing(closed: str) -> None:
+    """Their numbers must not go to a socket or a segment, which every child would then print into."""
+    look = "for number in 0 1 2; do readlink /proc/self/fd/$number; done"
+    code = (
+        "import os, subprocess, sys\n"
+        "from streamserve.cli import main\n"
+        "assert main(['serve', '--port', 'many']) == 2\n"
+        "first = os.open('/dev/zero', os.O_RDONLY)\n"
+        "assert first > 2, first\n"
+        f"seen = subprocess.run(['bash', '-c', '{look}'], stdout=subprocess.PIPE, text=True).stdout\n"
+        "assert seen.splitlines()[2] == os.devnull, seen\n"
+        "sys.exit(7)"
+    )
+    command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("command", ["complete x", "chat"])
+def test_nobody_to_complain_to(command: str) -> None:
+    program = f"{sys.executable} -m streamserve {command} --url http://127.0.0.1:1 </dev/null 2>&-"
+    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_the_clients_load_neither_torch_nor_numpy() -> None:
     code = (
         "import sys, streamserve.cli, streamserve.terminal\n"

@@ -55,7 +55,13 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = option(16, "Tokens in a KV cache block.", kind="int", minimum=1)
+    block_size: int | None = option(
+        None,
+        "Tokens in a KV cache block; the default is 16 on a CPU, else 64, or 256 with --attention-backend "
+        "flash_attn.",
+        kind="count",
+        minimum=1,
+    )
     kv_cache_memory: int | None = option(
         None,
         "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G.",
@@ -96,6 +102,18 @@ class SchedulerConfig:
         kind="str",
         choices=("fcfs", "priority", "fair"),
     )
+    document_share: float = option(
+        0.35,
+        "Most of the time, as a share, that reading prompts of more than four token budgets may take while "
+        "others' answers stream; 1 is no limit.",
+        kind="float",
+        minimum=0.05,
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Decide the next step while the last one runs; the default is no on a CPU, where it does not pay.",
+        kind="bool",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,34 @@ class WorkerConfig:
     """How the model is computed."""
 
     cpu_threads: int = option(
-        0, "Threads for the model on a CPU; 0 is one for each core.", kind="int", minimum=0
+        0,
+        "Threads for the model on a CPU; 0 is one for each core, or one for a small model.",
+        kind="int",
+        minimum=0,
+    )
+    attention_backend: str = option(
+        "auto",
+        "What computes attention: plain torch, kernels in Triton, or the flash-attn package. auto takes the "
+        "fastest that works here and says in the log what was in the way of others.",
+        kind="str",
+        choices=("auto", "torch", "triton", "flash_attn"),
+    )
+    cudagraph_mode: str | None = option(
+        None,
+        "Which steps run from captured CUDA graphs, see docs/graphs.md; the default is FULL_AND_PIECEWISE on "
+        "CUDA and NONE on a CPU, where graphs are only emulated, for tests.",
+        kind="str",
+        choices=("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
+    )
+    cudagraph_capture_sizes: tuple[str, ...] = option(
+        (),
+        "Numbers of tokens that graphs are captured for; the default is dense for small steps and coarse for "
+        "larger ones, up to 512.",
+        kind="list",
+    )
+    enforce_eager: bool = option(False, "Run everything without CUDA graphs.", kind="bool")
+    lazy_graphs: bool = option(
+        True, "Capture graphs while the server already serves, rather than before.", kind="bool"
     )
 
 
@@ -125,6 +170,12 @@ class SupervisorConfig:
         "Seconds that the server goes on answering 503 after its engine died, before it exits with 1.",
         kind="float",
         minimum=0,
+    )
+    max_frontend_restarts: int = option(
+        5,
+        "How often in a row a frontend that died is started again before the server ends; one that lived for "
+        "five minutes begins a new row.",
+        kind="count",
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -94,6 +95,14 @@ class StepInputs:
     prompt_spans: Sequence[PromptSpan] = ()
 
 
+class StepRows(NamedTuple):
+    """Persistent device memory of a step's rows; see `StepInputs`."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """What follows from the scheduled slots and lengths alone; kept while they stay the same.
@@ -150,6 +159,9 @@ class InputBatch:
         self.tokens = TokenPool(seqs, shape.max_model_len + 1, device)
         self.block_table = np.zeros((seqs, -(-shape.max_model_len // shape.block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(seqs, dtype=np.int32)
+        # Leading blocks of each slot that a copy of block_table on the device already has. Whoever keeps such
+        # a copy counts up; a join starts anew.
+        self.num_mirrored = np.zeros(seqs, dtype=np.int32)
         self.num_known = np.zeros(seqs, dtype=np.int32)
         self.num_computed = np.zeros(seqs, dtype=np.int32)
         self._buffers = _StepBuffers(seqs, max(shape.max_num_tokens, seqs), device)
@@ -209,6 +221,16 @@ class InputBatch:
             prompt_spans=self._prompt_spans(layout) if self._reporting else (),
         )
 
+    def rows(self, count: int) -> StepRows:
+        """The first `count` rows of the buffers that every step is laid out in.
+
+        Rows behind those of the step hold what earlier steps left there.
+        """
+        buffers = self._buffers
+        return StepRows(
+            buffers.token_ids[:count], buffers.positions.device[:count], buffers.slot_mapping.device[:count]
+        )
+
     def commit(self, step: StepInputs, token_ids: torch.Tensor | None) -> None:
         """Advances the slots of `step` and appends what they sampled. Hot: once a step.
 
@@ -263,6 +285,7 @@ class InputBatch:
         self.num_known[slot] = count
         self.num_computed[slot] = join.num_computed
         self.num_blocks[slot] = len(join.blocks)
+        self.num_mirrored[slot] = 0
         self.block_table[slot, : len(join.blocks)] = join.blocks
         self.columns.put(slot, join.params, join.num_prompt)
         self._reporting.pop(slot, None)

@@ -7,6 +7,8 @@ import torch
 from streamserve.engine.step import EMPTY, PromptLogprobs, StepDiff, StepResult
 from streamserve.worker.attention.base import AttentionBackend
 from streamserve.worker.batch import InputBatch, StepInputs
+from streamserve.worker.graphs.lazy import LazyCapture
+from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.logprobs import read_prompt_logprobs
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.sampler import Sampled, Sampler
@@ -15,24 +17,40 @@ from streamserve.worker.sampler import Sampled, Sampler
 class ModelRunner:
     """A model with its persistent batch, cache and sampler.
 
+    Attributes:
+        graphs: as given.
+
     Args:
         model: parameters loaded.
         batch: mirror of the scheduler's slots.
         attention: bound to the KV cache.
         sampler: reads the batch's sampling columns.
+        graphs: runs forwards from graphs; None runs them all eagerly.
+        lazy: captures graphs between steps; None when they are there already.
     """
 
     def __init__(
-        self, model: LlamaModel, batch: InputBatch, attention: AttentionBackend, sampler: Sampler
+        self,
+        model: LlamaModel,
+        batch: InputBatch,
+        attention: AttentionBackend,
+        sampler: Sampler,
+        *,
+        graphs: GraphRunner | None = None,
+        lazy: LazyCapture | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
         self._attention = attention
         self._sampler = sampler
+        self.graphs = graphs
+        self._lazy = lazy
 
     def run(self, diff: StepDiff) -> StepResult:
         """Applies `diff` and runs its step. Hot: once a step."""
         with torch.inference_mode():
+            if self._lazy is not None:
+                self._lazy.advance()
             self._batch.apply(diff)
             step = self._batch.prepare()
             if step.num_tokens == 0:
@@ -48,6 +66,8 @@ class ModelRunner:
             return StepResult(diff.step, step.sample_slots, token_ids, sampled.logprobs, prompt_logprobs)
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
+        if self.graphs is not None:
+            return self.graphs.forward(step)
         metadata = self._attention.build(self._batch, step)
         return self._model.forward(step.token_ids, step.positions, self._attention, metadata)
 

@@ -6,12 +6,15 @@ First come the rules of the requests that have any: allowed ids, bad words, min_
 Filters come in the usual order, each on what the one before left over: temperature, min_p, top_k, top_p.
 Rows are split by what the host knows about them: greedy ones take the argmax; those without top_k and top_p
 draw from the whole vocabulary; the others are cut to a sorted list of candidates first, which is short
-unless the distribution is flat.
+unless the distribution is flat. On a GPU kernels do all of this for any mix of rows and nothing is waited for
+(`triton_sampler`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,9 @@ from streamserve.worker.logit_rules import LogitRules
 from streamserve.worker.logprobs import read_logprobs
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.token_pool import TokenPool
+
+if TYPE_CHECKING:
+    from streamserve.worker.triton_sampler import TritonSampler
 
 # Lengths of candidate lists: a row goes on to the next one only if its nucleus does not fit. The likeliest
 # few hundred are found ten times faster than a vocabulary is sorted.
@@ -53,10 +59,17 @@ class Sampler:
         pool: known tokens of every slot.
         vocab_size: width of the logits.
         device: where the logits are.
+        use_kernels: choose with Triton kernels; None does so on CUDA where Triton is installed.
     """
 
     def __init__(
-        self, columns: SamplingColumns, pool: TokenPool, vocab_size: int, device: torch.device
+        self,
+        columns: SamplingColumns,
+        pool: TokenPool,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        use_kernels: bool | None = None,
     ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
@@ -64,6 +77,9 @@ class Sampler:
         self._rules = LogitRules(columns, pool, vocab_size)
         self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._list_lengths = [length for length in CANDIDATES if length < vocab_size] + [vocab_size]
+        if use_kernels is None:
+            use_kernels = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        self._kernels = _kernels(columns, vocab_size, device) if use_kernels else None
 
     def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> Sampled:
         """One token id for each row. Hot: once a step.
@@ -107,6 +123,8 @@ class Sampler:
         greedy = self._columns.is_greedy[slots]
         if greedy.all():
             return logits.argmax(-1).to(torch.int32)
+        if self._kernels is not None:
+            return self._kernels.choose(logits, slots, positions)
         cut = (self._columns.top_k[slots] < self._vocab_size) | (self._columns.top_p[slots] < 1.0)
         token_ids = torch.empty(len(slots), dtype=torch.int64, device=self._device)
         for chosen, draw in (
@@ -193,6 +211,12 @@ class Sampler:
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _kernels(columns: SamplingColumns, vocab_size: int, device: torch.device) -> TritonSampler:
+    from streamserve.worker.triton_sampler import TritonSampler
+
+    return TritonSampler(columns, vocab_size, device)
 
 
 def cut_candidates(

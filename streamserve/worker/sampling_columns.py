@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.gumbel import seed_key
 
 # Keeps a logit times or over the repetition penalty within float32.
@@ -134,11 +134,15 @@ class SamplingColumns:
         allowed = params.allowed_token_ids
         bias = [(i, bias) for i, bias in params.logit_bias if 0 <= i < self._vocab_size]
         return TokenLists(
-            allowed_ids=None if allowed is None else np.array(self._within(allowed), dtype=np.int64),
+            allowed_ids=None if allowed is None else self._allowed_within(allowed),
             bias_ids=np.array([i for i, _ in bias], dtype=np.int64),
             biases=np.array([by for _, by in bias], dtype=np.float32),
             bad_words=tuple(word for word in params.bad_words if 0 <= word[-1] < self._vocab_size),
         )
+
+    def _allowed_within(self, allowed: TokenSet) -> npt.NDArray[np.int64]:
+        ids = allowed.ids()
+        return ids[ids < self._vocab_size]
 
     def _within(self, token_ids: Iterable[int]) -> list[int]:
         return [i for i in token_ids if 0 <= i < self._vocab_size]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from streamserve.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,12 @@ class WorkerSpec:
         block_size: tokens in a KV cache block.
         kv_cache_memory: bytes for the KV cache; None works it out from the free memory.
         num_blocks_override: exact number of KV cache blocks, whatever the memory.
-        cpu_threads: threads of the model on a CPU; 0 leaves torch's own choice.
+        cpu_threads: threads of the model on a CPU; 0 is one for a small model, else torch's own choice.
+        cudagraph_mode: name of a `CUDAGraphMode`; None is FULL_AND_PIECEWISE on CUDA and NONE elsewhere.
+            Where there is no CUDA, graphs are emulated: good for proving things, and slow.
+        cudagraph_capture_sizes: token counts that graphs are captured for; empty chooses.
+        lazy_graphs: capture graphs between steps rather than before the first one.
+        attention_backend: value of --attention-backend; see `attention.select`.
     """
 
     model_path: str
@@ -36,6 +44,23 @@ class WorkerSpec:
     kv_cache_memory: int | None
     num_blocks_override: int | None
     cpu_threads: int
+    cudagraph_mode: str | None = None
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    lazy_graphs: bool = True
+    attention_backend: str = "auto"
+
+
+def parse_capture_sizes(words: Iterable[str]) -> tuple[int, ...]:
+    """Token counts from the option as it was written.
+
+    Raises:
+        ConfigError: a word is no number.
+    """
+    words = tuple(words)
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise ConfigError(f"--cudagraph-capture-sizes: {wrong[0]!r} is not a number of tokens, such as 8")
+    return tuple(int(word) for word in words)
 
 
 @dataclass(frozen=True, slots=True)

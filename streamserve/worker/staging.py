@@ -14,6 +14,10 @@ class StagedArray:
     On a CPU both are the same memory and `publish` costs one view. Elsewhere the host side is pinned and
     `publish` copies; the copy is waited for, so the host side may be written again right away.
 
+    Attributes:
+        host: what the next `publish` shows.
+        device: the whole tensor.
+
     Args:
         length: number of elements.
         dtype: of both sides.
@@ -23,12 +27,12 @@ class StagedArray:
     def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
         self._staging = torch.zeros(length, dtype=dtype, pin_memory=not on_cpu)
-        self._device = self._staging if on_cpu else torch.zeros(length, dtype=dtype, device=device)
+        self.device = self._staging if on_cpu else torch.zeros(length, dtype=dtype, device=device)
         self.host: npt.NDArray[Any] = self._staging.numpy()
 
     def publish(self, count: int) -> torch.Tensor:
         """The first `count` elements on the device, as the host last wrote them."""
-        view = self._device[:count]
-        if self._device is not self._staging:
+        view = self.device[:count]
+        if self.device is not self._staging:
             view.copy_(self._staging[:count])
         return view

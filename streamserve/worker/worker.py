@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,19 @@ import torch
 
 from streamserve.engine.step import StepDiff, StepResult
 from streamserve.errors import ConfigError
-from streamserve.worker.attention.torch_paged import TorchPagedAttention
+from streamserve.worker.attention.select import (
+    AttentionChoice,
+    choose_attention_backend,
+    find_attention_facts,
+)
+from streamserve.worker.attention.torch_padded import TorchPaddedAttention
+from streamserve.worker.attention.variant import AttentionVariant
 from streamserve.worker.batch import BatchShape, InputBatch
 from streamserve.worker.device import dtype_name, free_bytes, resolve_device, resolve_dtype
+from streamserve.worker.graphs.build import build_graphs, requested_mode
+from streamserve.worker.graphs.lazy import LazyCapture
+from streamserve.worker.graphs.mode import RuntimeMode
+from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
@@ -25,6 +36,10 @@ from streamserve.worker.spec import WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
 
+logger = logging.getLogger(__name__)
+
+# A layer with fewer weights is done before a second thread has woken up.
+_LEAST_SHARED_WEIGHTS = 1 << 20
 # More threads than that a core are a slip of the keyboard, and OpenMP ends the process when it cannot have
 # them.
 _MOST_THREADS_PER_CORE = 8
@@ -52,12 +67,15 @@ class Worker:
                 says what would.
         """
         spec = self._spec
-        if spec.cpu_threads:
-            torch.set_num_threads(_checked_threads(spec.cpu_threads))
         device = resolve_device(spec.device)
         dtype = resolve_dtype(spec.dtype, device)
         config = read_decoder_config(Path(spec.model_path))
+        if spec.cpu_threads:
+            torch.set_num_threads(_checked_threads(spec.cpu_threads))
+        elif device.type == "cpu" and _layer_weights(config) < _LEAST_SHARED_WEIGHTS:
+            torch.set_num_threads(1)
         max_model_len = _max_model_len(spec, config)
+        choice = _choose_attention(spec, config, dtype, device)
         model, weights_bytes = self._load(config, dtype, device, progress)
         progress("allocating the KV cache", 0.0)
         bytes_per_block = block_bytes(config, spec.block_size, dtype)
@@ -65,8 +83,13 @@ class Worker:
         cache = allocate(config, num_blocks, spec.block_size, dtype, device)
         columns, batch = self._batch(config, max_model_len, device)
         sampler = Sampler(columns, batch.tokens, config.vocab_size, device)
-        self._runner = ModelRunner(model, batch, TorchPagedAttention(cache), sampler)
+        attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
+        graphs = build_graphs(spec, model, batch, attention, device)
+        lazy = LazyCapture(graphs) if graphs is not None and spec.lazy_graphs else None
         progress("allocating the KV cache", 1.0)
+        if graphs is not None and lazy is None:
+            _capture_all(graphs, progress)
+        self._runner = ModelRunner(model, batch, attention, sampler, graphs=graphs, lazy=lazy)
         return WorkerFacts(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
@@ -82,6 +105,11 @@ class Worker:
         """Runs one step. Only between `start` and `close`."""
         assert self._runner is not None, "execute before start or after close"
         return self._runner.run(diff)
+
+    def graph_counters(self) -> GraphCounters | None:
+        """What steps ran from graphs; None if none do. Only between `start` and `close`."""
+        assert self._runner is not None, "asked before start or after close"
+        return None if self._runner.graphs is None else self._runner.graphs.counters
 
     def close(self) -> None:
         """Gives the memory of weights and cache back. May be called twice."""
@@ -125,6 +153,42 @@ class Worker:
                 f"no memory for {spec.max_num_seqs} requests of {max_model_len} tokens; "
                 "lower --max-num-seqs or --max-model-len"
             ) from error
+
+
+def _choose_attention(
+    spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> AttentionChoice:
+    """The backend that is asked for, else the fastest that works; emulated graphs hold only one of them."""
+    wants_full = requested_mode(spec, device).decode is RuntimeMode.FULL
+    if spec.attention_backend == "auto" and device.type == "cpu" and wants_full:
+        reason = "attention backend: padded torch, since graphs are emulated"
+        choice = AttentionChoice("padded torch", reason, lambda cache, *_: TorchPaddedAttention(cache))
+    else:
+        facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size)
+        choice = choose_attention_backend(spec.attention_backend, facts)
+    logger.info(choice.reason)
+    return choice
+
+
+def _capture_all(graphs: GraphRunner, progress: Progress) -> None:
+    """Captures every graph, or as many as the memory holds."""
+    count = graphs.num_waiting
+    while graphs.num_waiting:
+        progress("capturing graphs", (count - graphs.num_waiting) / count)
+        try:
+            graphs.capture_next()
+        except torch.OutOfMemoryError:
+            logger.warning(
+                "no memory for %d of %d graphs; their steps run eagerly", graphs.num_waiting + 1, count
+            )
+            graphs.give_up()
+    progress("capturing graphs", 1.0)
+
+
+def _layer_weights(config: DecoderConfig) -> int:
+    """Numbers in the matrices of a decoder layer."""
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return config.hidden_size * (attention + 3 * config.intermediate_size)
 
 
 def _checked_threads(num_threads: int) -> int:

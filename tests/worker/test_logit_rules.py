@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.logit_rules import LogitRules
 from streamserve.worker.penalties import OccurrenceCounter
 from streamserve.worker.sampler import Sampler
@@ -27,9 +27,17 @@ EOS = (2, 0)
 class Request:
     """Known tokens and how to sample the next one."""
 
-    def __init__(self, tokens: list[int], num_prompt: int, **params: Any) -> None:
-        self.tokens, self.num_prompt = tokens, num_prompt
-        self.params = SamplingParams(max_tokens=1000, **{"temperature": 0.0, **params})
+    def __init__(
+        self,
+        tokens: list[int],
+        num_prompt: int,
+        allowed_token_ids: tuple[int, ...] | None = None,
+        **params: Any,
+    ) -> None:
+        self.tokens, self.num_prompt, self.allowed = tokens, num_prompt, allowed_token_ids
+        allowed = None if allowed_token_ids is None else TokenSet.of(allowed_token_ids)
+        settings = {"temperature": 0.0, **params}
+        self.params = SamplingParams(max_tokens=1000, allowed_token_ids=allowed, **settings)
 
 
 def reference(raw: np.ndarray, request: Request, eos: tuple[int, ...] = EOS) -> Any:
@@ -37,9 +45,9 @@ def reference(raw: np.ndarray, request: Request, eos: tuple[int, ...] = EOS) -> 
     params, tokens = request.params, request.tokens
     vocab = len(raw)
     logits = raw.astype(np.float64)
-    if params.allowed_token_ids is not None:
+    if request.allowed is not None:
         for token in range(vocab):
-            if token not in params.allowed_token_ids:
+            if token not in request.allowed:
                 logits[token] = -np.inf
     for word in params.bad_words:
         begin = list(word[:-1])

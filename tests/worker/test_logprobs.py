@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.logprobs import read_logprobs, top_tokens
 from streamserve.worker.sampler import Sampled, Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
@@ -86,7 +86,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.7, "top_p": 0.3},
     {"temperature": 0.5, "repetition_penalty": 2.0, "logit_bias": ((8, 100.0),)},
-    {"temperature": 0.0, "allowed_token_ids": (5, 6), "min_tokens": 9, "presence_penalty": 2.0},
+    {"temperature": 0.0, "allowed_token_ids": TokenSet.of((5, 6)), "min_tokens": 9, "presence_penalty": 2.0},
 ]
 
 

@@ -14,7 +14,7 @@ import transformers
 from tiny_model import VOCAB_SIZE
 from worker_driver import Driver, Running
 
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.spec import WorkerSpec
 from streamserve.worker.worker import Worker
 
@@ -132,7 +132,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0, "frequency_penalty": 2.0, "prompt_logprobs": 2},
     {"temperature": 1.2, "top_k": 40, "repetition_penalty": 1.8, "frequency_penalty": -0.4},
     {"temperature": 0.0, "logit_bias": ((7, 9.0), (8, 9.0)), "presence_penalty": 2.0},
-    {"temperature": 1.0, "allowed_token_ids": tuple(range(3, 40)), "bad_words": ((5,), (6, 7), (8, 9, 10))},
+    {
+        "temperature": 1.0,
+        "allowed_token_ids": TokenSet.of(range(3, 40)),
+        "bad_words": ((5,), (6, 7), (8, 9, 10)),
+    },
     {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 0},
     {"temperature": 1.0, "top_p": 0.9, "min_tokens": 20, "stop_token_ids": tuple(range(3, 200))},
 ]

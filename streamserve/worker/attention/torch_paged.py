@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from streamserve.worker.attention.base import AttentionBackend, GraphSupport
 from streamserve.worker.attention.grouping import group_rows
 from streamserve.worker.batch import InputBatch, StepInputs
+from streamserve.worker.graphs.descriptor import BatchDescriptor
 from streamserve.worker.kv_cache import KVCache
 
 # Bytes of K gathered for one group of decode rows: small enough that SDPA finds them in the CPU's cache.
@@ -80,6 +81,27 @@ class _Metadata:
     chunks: list[_PrefillChunk]
 
 
+class _Gathered:
+    """Room for the K or V of some blocks, written anew by each gather: memory fresh from the system is slow.
+
+    Args:
+        shape: of a block.
+        dtype, device: of the cache.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
+        self._room = torch.empty((0, *shape), dtype=dtype, device=device)
+
+    def gather(self, cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        """`cache[blocks]` as [len(blocks) * block_size, num_kv_heads, head_dim], until the next gather."""
+        count = len(blocks)
+        if count > len(self._room):
+            self._room = self._room.new_empty((max(count, 2 * len(self._room)), *self._room.shape[1:]))
+        room = self._room[:count]
+        torch.index_select(cache, 0, blocks, out=room)
+        return room.flatten(0, 1)
+
+
 class TorchPagedAttention(AttentionBackend):
     """Gathers keys and values by block table and calls scaled_dot_product_attention.
 
@@ -95,6 +117,9 @@ class TorchPagedAttention(AttentionBackend):
         self._dtype, self._device = cache.keys[0].dtype, cache.keys[0].device
         self._flat_keys = [keys.flatten(0, 1) for keys in cache.keys]
         self._flat_values = [values.flatten(0, 1) for values in cache.values]
+        self._keys, self._values = (
+            _Gathered(cache.keys[0].shape[1:], self._dtype, self._device) for _ in range(2)
+        )
         row_bytes = self._num_kv_heads * self._head_dim * self._dtype.itemsize
         self._group_tokens = max(1, _GROUP_BYTES // row_bytes)
 
@@ -103,8 +128,10 @@ class TorchPagedAttention(AttentionBackend):
         """Any."""
         return block_size >= 1
 
-    def build(self, batch: InputBatch, step: StepInputs) -> _Metadata:
-        """Groups the decode rows and cuts the prefill chunks of `step`."""
+    def build(
+        self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None
+    ) -> _Metadata:
+        """Groups the decode rows and cuts the prefill chunks of `step`, which is never padded here."""
         single = step.query_lens == 1
         if single.all():
             rows = None
@@ -243,10 +270,11 @@ class TorchPagedAttention(AttentionBackend):
             target[tile.start : tile.end] = attended[0].transpose(0, 1)
 
     def _gather(self, blocks: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of `blocks`, each [len(blocks) * block_size, num_kv_heads, head_dim]."""
-        keys = self._cache.keys[layer].index_select(0, blocks)
-        values = self._cache.values[layer].index_select(0, blocks)
-        return keys.flatten(0, 1), values.flatten(0, 1)
+        """K and V of `blocks`, as `_Gathered.gather` returns them."""
+        return (
+            self._keys.gather(self._cache.keys[layer], blocks),
+            self._values.gather(self._cache.values[layer], blocks),
+        )
 
     def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -6,15 +6,47 @@ views into them (`destinations`), so loading copies each weight straight to its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
-from streamserve.worker.attention.base import AttentionBackend
+from streamserve.worker.attention.base import Attention
 from streamserve.worker.models.config import DecoderConfig
 from streamserve.worker.models.linear import Linear
 from streamserve.worker.models.rope import RotaryEmbedding, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBuffers:
+    """Memory that outlives a forward, for what every layer of it reads or writes.
+
+    Attributes:
+        hidden: [t, hidden_size], the residual stream and in the end the result.
+        cos, signed_sin: [t, 1, head_dim], see `RotaryEmbedding.at`.
+        attended: [t, num_heads * head_dim], what attention writes.
+    """
+
+    hidden: torch.Tensor
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+    attended: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: DecoderConfig, count: int, dtype: torch.dtype, device: torch.device
+    ) -> ForwardBuffers:
+        """For forwards of up to `count` tokens; all zero, so that no row is ever anything but a number."""
+        width = config.num_heads * config.head_dim
+        shapes = ((config.hidden_size,), (1, config.head_dim), (1, config.head_dim), (width,))
+        return cls(*(torch.zeros((count, *shape), dtype=dtype, device=device) for shape in shapes))
+
+    def rows(self, count: int) -> ForwardBuffers:
+        """The same memory for a forward of `count` tokens."""
+        return ForwardBuffers(
+            self.hidden[:count], self.cos[:count], self.signed_sin[:count], self.attended[:count]
+        )
 
 
 class LlamaLayer:
@@ -117,7 +149,12 @@ class LlamaModel:
         return named
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, metadata: Any
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        metadata: Any,
+        buffers: ForwardBuffers | None = None,
     ) -> torch.Tensor:
         """Runs all tokens of a step. Hot: once a step.
 
@@ -126,14 +163,20 @@ class LlamaModel:
             positions: int64[t].
             attention: writes K and V to the cache and attends.
             metadata: `attention.build` of this step.
+            buffers: of t rows, for a forward that is captured: nothing but them, the inputs and what
+                attention is called with is read behind an attention and written before it. None allocates.
 
         Returns:
-            [t, hidden_size], before the last norm.
+            [t, hidden_size], before the last norm; with `buffers`, their `hidden`.
         """
         hidden = embedding(token_ids, self.embedding)
         cos, signed_sin = self._rope.at(positions)
-        width = self.config.num_heads * self.config.head_dim
-        attended = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
+        if buffers is None:
+            width = self.config.num_heads * self.config.head_dim
+            attended = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
+        else:
+            hidden, attended = buffers.hidden.copy_(hidden), buffers.attended
+            cos, signed_sin = buffers.cos.copy_(cos), buffers.signed_sin.copy_(signed_sin)
         for index, layer in enumerate(self.layers):
             q, k, v = layer.project_qkv(hidden, cos, signed_sin)
             attention.forward(q, k, v, attended, layer=index, metadata=metadata)

@@ -1,0 +1,222 @@
+"""Paged attention with our own Triton kernels: any mix of prefill and decode, any page size in steps of 16.
+
+A step launches the same kernels with the same arguments whatever its requests are; everything that differs is
+read from the tensors of `PagedMetadata`. So a captured graph may hold any step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from streamserve.worker.attention.base import GraphSupport
+from streamserve.worker.attention.metadata import PagedAttentionBackend, PagedMetadata
+from streamserve.worker.attention.triton_kernels import (
+    chunk_kernel,
+    decode_kernel,
+    merge_splits_kernel,
+    store_kv_kernel,
+)
+from streamserve.worker.attention.variant import AttentionVariant
+from streamserve.worker.batch import BatchShape
+from streamserve.worker.kv_cache import KVCache
+
+# Splits are at least this long: merging costs as much as reading a few hundred keys.
+_LEAST_SPLIT = 256
+# More of them keep no GPU busier, even for one request alone, and each wants room for every slot.
+_MOST_SPLITS = 32
+
+
+class KVStore:
+    """Puts the K and V of a step's tokens into the cache; needs Triton, but no particular attention.
+
+    Args:
+        cache: the paged KV cache.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        _, _, num_kv_heads, self._head_dim = cache.keys[0].shape
+        self._cache = cache
+        self._row = num_kv_heads * self._head_dim
+        self._block = _next_power_of_2(self._row)
+
+    def store(self, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor, layer: int) -> None:
+        """Rows whose slot is -1 go nowhere.
+
+        Args:
+            k, v: [t, num_kv_heads, head_dim], contiguous in the last dimension.
+            slot_mapping: int64[t].
+            layer: whose cache.
+        """
+        store_kv_kernel[(len(slot_mapping),)](
+            k,
+            v,
+            self._cache.keys[layer],
+            self._cache.values[layer],
+            slot_mapping,
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            HEAD_DIM=self._head_dim,
+            ROW=self._row,
+            BLOCK=self._block,
+        )
+
+
+class TritonPagedAttention(PagedAttentionBackend):
+    """Attends with the kernels of `triton_kernels`.
+
+    Args:
+        cache: the paged KV cache.
+        shape: bounds of every step.
+        variant: what the model asks for.
+        split_size: keys that a decode program goes through, a multiple of 64; None chooses. It is part of the
+            arithmetic: results of different sizes differ in the last digits.
+    """
+
+    graph_support: ClassVar[GraphSupport] = GraphSupport.ALWAYS
+
+    def __init__(
+        self, cache: KVCache, shape: BatchShape, variant: AttentionVariant, split_size: int | None = None
+    ) -> None:
+        keys = cache.keys[0]
+        _, page, num_kv_heads, head_dim = keys.shape
+        self._cache = cache
+        self._store = KVStore(cache)
+        self._num_heads, self._num_kv_heads, self._head_dim = variant.num_heads, num_kv_heads, head_dim
+        self._group = variant.num_heads // num_kv_heads
+        self._scale = head_dim**-0.5
+        self._soft_cap = variant.soft_cap or 1.0
+        self._split = split_size or choose_split(shape.max_model_len)
+        self._max_splits = -(-shape.max_model_len // self._split)
+        self._common = {
+            "KV_HEADS": num_kv_heads,
+            "GROUP": self._group,
+            "HEAD_DIM": head_dim,
+            "PAGE": page,
+            "WINDOW": variant.sliding_window,
+            "HAS_CAP": variant.soft_cap > 0.0,
+            "PADDED_DIM": max(16, _next_power_of_2(head_dim)),
+        }
+        self._chunk_tile = _chunk_tile(keys.dtype, self._group)
+        self._queries = self._chunk_tile["ROWS"] // self._group
+        self._decode_tile = _decode_tile(keys.dtype, self._group)
+        parts = (shape.max_num_seqs, variant.num_heads, self._max_splits if self._max_splits > 1 else 0)
+        self._sums = torch.zeros((*parts, head_dim), dtype=torch.float32, device=keys.device)
+        self._weights = torch.zeros(parts, dtype=torch.float32, device=keys.device)
+        self._peaks = torch.zeros(parts, dtype=torch.float32, device=keys.device)
+
+    @staticmethod
+    def supports_block_size(block_size: int) -> bool:
+        """Multiples of 16."""
+        return block_size > 0 and block_size % 16 == 0
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        layer: int,
+        metadata: PagedMetadata,
+    ) -> None:
+        """See `AttentionBackend.forward`; rows that belong to no request are left as they are. Hot."""
+        self._store.store(k, v, metadata.slot_mapping, layer)
+        self._decode(q, out, layer, metadata)
+        if metadata.max_query_len > 1:
+            self._chunks(q, out, layer, metadata)
+
+    def _chunks(self, q: torch.Tensor, out: torch.Tensor, layer: int, metadata: PagedMetadata) -> None:
+        """Requests with several query tokens."""
+        grid = (metadata.num_tokens // self._queries + metadata.num_reqs, self._num_kv_heads)
+        chunk_kernel[grid](
+            q,
+            self._cache.keys[layer],
+            self._cache.values[layer],
+            out,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.block_table,
+            metadata.num_reqs,
+            metadata.block_table.stride(0),
+            q.stride(0),
+            q.stride(1),
+            out.stride(0),
+            self._scale,
+            self._soft_cap,
+            QUERIES=self._queries,
+            **self._common,
+            **self._chunk_tile,
+        )
+
+    def _decode(self, q: torch.Tensor, out: torch.Tensor, layer: int, metadata: PagedMetadata) -> None:
+        """Requests with one query token."""
+        num_splits = -(-metadata.max_seq_len // self._split)
+        decode_kernel[(metadata.num_reqs, self._num_kv_heads, num_splits)](
+            q,
+            self._cache.keys[layer],
+            self._cache.values[layer],
+            out,
+            self._sums,
+            self._weights,
+            self._peaks,
+            metadata.query_start,
+            metadata.seq_lens,
+            metadata.block_table,
+            metadata.block_table.stride(0),
+            q.stride(0),
+            q.stride(1),
+            out.stride(0),
+            self._scale,
+            self._soft_cap,
+            SPLIT=self._split,
+            MAX_SPLITS=self._max_splits,
+            **self._common,
+            **self._decode_tile,
+        )
+        if num_splits == 1:
+            return
+        merge_splits_kernel[(metadata.num_reqs, self._num_heads)](
+            out,
+            self._sums,
+            self._weights,
+            self._peaks,
+            metadata.query_start,
+            metadata.seq_lens,
+            out.stride(0),
+            HEADS=self._num_heads,
+            HEAD_DIM=self._head_dim,
+            WINDOW=self._common["WINDOW"],
+            SPLIT=self._split,
+            MAX_SPLITS=self._max_splits,
+            PADDED_DIM=self._common["PADDED_DIM"],
+        )
+
+
+def _chunk_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
+    """How many rows and keys a program of `chunk_kernel` holds, and with how many warps."""
+    least = max(16, _next_power_of_2(group))
+    if dtype.itemsize == 2:
+        return {"ROWS": max(128, least), "TILE": 64, "num_warps": 8, "num_stages": 2}
+    # Float32 goes without tensor cores and takes twice the registers.
+    return {"ROWS": max(32, least), "TILE": 32, "num_warps": 4, "num_stages": 1}
+
+
+def _decode_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
+    """The same for `decode_kernel`: as few rows as the matrix units take."""
+    rows = max(16, _next_power_of_2(group))
+    if dtype.itemsize == 2:
+        return {"ROWS": rows, "TILE": 64, "num_warps": 4, "num_stages": 3}
+    return {"ROWS": rows, "TILE": 32, "num_warps": 4, "num_stages": 2}
+
+
+def choose_split(max_model_len: int) -> int:
+    """Keys of a split: the fewest at which a request of `max_model_len` tokens has not too many splits."""
+    return max(_LEAST_SPLIT, _next_power_of_2(-(-max_model_len // _MOST_SPLITS)))
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,1 @@
+"""CUDA graphs: which steps run from captured graphs, and the graphs themselves."""
