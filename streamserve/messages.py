@@ -43,9 +43,10 @@ STATS is flat; all values are whole numbers. Counters go up from the start of th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -54,7 +55,7 @@ import numpy.typing as npt
 import orjson
 
 from streamserve.hashing import HASH_BYTES
-from streamserve.sampling import SamplingParams
+from streamserve.sampling import SamplingParams, TokenSet
 
 Buffer = bytes | bytearray | memoryview
 
@@ -101,10 +102,12 @@ _STEP = struct.Struct("<IIIIQ")
 _HAS_COUNTS, _HAS_CACHED, _HAS_FINISH, _HAS_LOGPROBS, _NUM_TOP_SHIFT = 1, 2, 4, 8, 8
 # epoch, first position, stream, positions, top tokens at each of them
 _PROMPT_LOGPROBS = struct.Struct("<IIQII")
-# epoch, pad, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
-# num_hashes, num_stop_ids, temperature, top_p, min_p, flags, deadline_ns
+# epoch, bytes of the allowed tokens, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k,
+# priority, num_hashes, num_stop_ids, temperature, top_p, min_p, flags, deadline_ns
 _ADD = struct.Struct("<IIQqIIIIIiIIdddIQ")
 _IGNORE_EOS = 1
+# How many different lots of rare parameters are shared between the requests that have them.
+_NUM_SHARED = 16
 # Rare parameters, sent as JSON behind the rest when they are not at their defaults.
 _RARE_PARAMS = (
     "presence_penalty",
@@ -112,7 +115,6 @@ _RARE_PARAMS = (
     "repetition_penalty",
     "logit_bias",
     "bad_words",
-    "allowed_token_ids",
     "logprobs",
     "prompt_logprobs",
 )
@@ -150,9 +152,10 @@ class AddRequest:
 def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
     """The ADD frame of `request`."""
     params = request.params
+    allowed = b"" if params.allowed_token_ids is None else params.allowed_token_ids.bits
     header = _ADD.pack(
         epoch,
-        0,
+        len(allowed),
         request.stream,
         params.seed,
         request.num_prompt,
@@ -172,7 +175,7 @@ def encode_add(epoch: int, request: AddRequest) -> list[Buffer]:
     stops = np.asarray(params.stop_token_ids, dtype="<i4")
     tokens = np.ascontiguousarray(request.tokens, dtype="<i4")
     hashes = b"".join(request.block_hashes)
-    return [header, tokens.tobytes(), stops.tobytes(), hashes, _encode_rare(request)]
+    return [header, tokens.tobytes(), stops.tobytes(), hashes, allowed, _encode_rare(request)]
 
 
 def _encode_rare(request: AddRequest) -> bytes:
@@ -183,24 +186,27 @@ def _encode_rare(request: AddRequest) -> bytes:
     return orjson.dumps({"params": params, "tenant": request.tenant, "cache_salt": request.cache_salt})
 
 
-def _decode_rare(tail: memoryview) -> tuple[dict[str, Any], str, str]:
-    """Rare sampling parameters, tenant and cache salt."""
-    if not len(tail):
-        return {}, "", ""
-    body = orjson.loads(tail)
-    params = body["params"]
+@lru_cache(maxsize=_NUM_SHARED)
+def _decode_rare(tail: bytes, num_allowed: int) -> tuple[Mapping[str, Any], str, str]:
+    """Rare sampling parameters, tenant and cache salt.
+
+    A call with many prompts or choices sends the same again and again: its requests share what it is here.
+    """
+    allowed, rest = tail[:num_allowed], tail[num_allowed:]
+    body: dict[str, Any] = orjson.loads(rest) if rest else {}
+    params: dict[str, Any] = body.get("params", {})
     for name in ("logit_bias", "bad_words"):
         if name in params:
             params[name] = tuple(tuple(row) for row in params[name])
-    if params.get("allowed_token_ids") is not None:
-        params["allowed_token_ids"] = tuple(params["allowed_token_ids"])
-    return params, body["tenant"], body["cache_salt"]
+    if allowed:
+        params["allowed_token_ids"] = TokenSet(allowed)
+    return params, body.get("tenant", ""), body.get("cache_salt", "")
 
 
 def decode_add(payload: memoryview) -> AddRequest:
     """The request in an ADD frame; owns its memory."""
     header = _ADD.unpack_from(payload)
-    (_, _, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
+    (_, num_allowed, stream, seed, num_prompt, num_output, max_tokens, min_tokens, top_k, priority,
      num_hashes, num_stops, temperature, top_p, min_p, flags, deadline_ns) = header  # fmt: skip
     num_tokens = num_prompt + num_output
     tokens_end = _ADD.size + 4 * num_tokens
@@ -208,10 +214,10 @@ def decode_add(payload: memoryview) -> AddRequest:
     tokens = np.frombuffer(payload, "<i4", num_tokens, _ADD.size).copy()
     stops = np.frombuffer(payload, "<i4", num_stops, tokens_end).tolist()
     hashes_end = stops_end + HASH_BYTES * num_hashes
-    if hashes_end > len(payload):
-        raise ValueError(f"an ADD frame of {len(payload)} bytes needs {hashes_end}")
+    if hashes_end + num_allowed > len(payload):
+        raise ValueError(f"an ADD frame of {len(payload)} bytes needs {hashes_end + num_allowed}")
     hashes = bytes(payload[stops_end:hashes_end])
-    rare, tenant, cache_salt = _decode_rare(payload[hashes_end:])
+    rare, tenant, cache_salt = _decode_rare(bytes(payload[hashes_end:]), num_allowed)
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,

@@ -5,11 +5,41 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from streamserve.errors import InvalidRequest
 
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 # Below this, dividing logits by the temperature only loses precision: the choice is the argmax.
 GREEDY_BELOW = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSet:
+    """Some of a vocabulary's tokens, a bit each: a request may name nearly all, and many requests may wait.
+
+    Attributes:
+        bits: token `n` is in the set if bit `n % 8` of byte `n // 8` is 1.
+    """
+
+    bits: bytes
+
+    @classmethod
+    def of(cls, ids: npt.ArrayLike) -> TokenSet:
+        """The set of `ids`, none of them negative."""
+        array = np.asarray(ids, dtype=np.int64)
+        flags = np.zeros(array.max(initial=-1) + 1, dtype=bool)
+        flags[array] = True
+        return cls(np.packbits(flags, bitorder="little").tobytes())
+
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Its tokens, int64[n], in order."""
+        flags = np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8), bitorder="little")
+        return np.flatnonzero(flags)
+
+    def __bool__(self) -> bool:
+        return bool(self.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +85,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: TokenSet | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -88,7 +118,8 @@ class SamplingParams:
             "must have values between -100 and 100",
         )
         _check(all(self.bad_words), "bad_words", "must not have an empty word")
-        _check(self.allowed_token_ids != (), "allowed_token_ids", "must allow at least one token")
+        allowed = self.allowed_token_ids
+        _check(allowed is None or bool(allowed), "allowed_token_ids", "must allow at least one token")
         for param in ("logprobs", "prompt_logprobs"):
             asked = getattr(self, param)
             _check(asked is None or asked >= 0, param, "must not be negative")
