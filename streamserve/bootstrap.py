@@ -52,7 +52,8 @@ class ResolvedModel:
     @classmethod
     def from_dict(cls, data: dict[str, str]) -> ResolvedModel:
         """The inverse of `to_dict`."""
-        return cls(**{**data, "path": Path(data["path"])})
+        texts = {name: text for name, text in data.items() if name != "path"}
+        return cls(path=Path(data["path"]), **texts)
 
     def publish(self, notice: Notice) -> None:
         """Tells it to every process that reads `notice`; whoever waits must be woken besides."""

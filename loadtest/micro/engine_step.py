@@ -149,7 +149,7 @@ def report_diff() -> float:
     for _ in range(DIFF_TURNS * BLOCK_SIZE):
         engine.turn(1)
         shares.append((executor.diff_bytes, executor.state_bytes))
-    diff, state = (statistics.mean(column) for column in zip(*shares, strict=True))
+    diff, state = (float(statistics.mean(column)) for column in zip(*shares, strict=True))
     print(f"what the worker is told in a step, steady decode, {DIFF_BATCH} requests of up to 350 tokens")
     print(f"  difference {diff:,.0f} bytes, whole batch {state:,.0f} bytes: {diff / state:.2%}")
     return diff / state
@@ -159,7 +159,8 @@ def report_overlap() -> None:
     """Prints what two steps in flight make of a step of a tiny Llama. Not judged."""
     with tempfile.TemporaryDirectory() as folder:
         turns = {kind.__name__: _tiny_turn(kind, Path(folder)) for kind in (InlineExecutor, ThreadedExecutor)}
-    ratios, times = [], {name: [] for name in turns}
+    ratios: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(OVERLAP_ROUNDS):
         for name, turn in turns.items():
             times[name].append(turn(OVERLAP_STEPS, time.perf_counter))

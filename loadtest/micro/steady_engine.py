@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.engine.core import EngineCore
-from streamserve.engine.executor.base import Executor
+from streamserve.engine.executor.base import StepRunner
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from streamserve.hashing import BlockHasher
@@ -35,7 +35,7 @@ class SteadyEngine:
     """
 
     def __init__(
-        self, num_seqs: int, executor: Executor, limits: SchedulerLimits, *, document_share: float = 1.0
+        self, num_seqs: int, executor: StepRunner, limits: SchedulerLimits, *, document_share: float = 1.0
     ) -> None:
         self.scheduler = Scheduler(limits, BlockHasher(b"b" * 32, BLOCK_SIZE))
         self._max_model_len = limits.max_model_len

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.engine.executor.base import Executor, PendingStep
+from streamserve.engine.executor.base import PendingStep, StepRunner
 from streamserve.engine.meter import StepMeter
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.pacing import DocumentPacer
@@ -75,7 +75,7 @@ class EngineCore:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
+        executor: StepRunner,
         inboxes: Sequence[RingReader],
         outboxes: Sequence[Outbox],
         epoch: int,

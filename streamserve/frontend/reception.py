@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -99,7 +100,9 @@ class Reception:
     async def open(self, listen: socket.socket) -> None:
         """Begins to accept connections; `listen` stays open at the end."""
         settings = self._settings
-        protocol = partial(settings.http_protocol_class, settings, self._state, {})
+        # uvicorn calls it with these arguments, whatever its own type says.
+        make: Any = settings.http_protocol_class
+        protocol = partial(make, settings, self._state, {})
         self._server = await asyncio.get_running_loop().create_server(
             protocol, sock=listen.dup(), ssl=settings.ssl, backlog=settings.backlog
         )

@@ -18,8 +18,8 @@ class PendingStep(Protocol):
         """What came of the step, once it has run; to be asked for once, in the order of submission."""
 
 
-class Executor(Protocol):
-    """Runs steps on one worker or many, all of which get the same `StepDiff`.
+class StepRunner(Protocol):
+    """Runs steps.
 
     Attributes:
         depth: how many steps may be submitted before the result of the first is asked for; with more than
@@ -28,15 +28,19 @@ class Executor(Protocol):
 
     depth: int
 
+    def submit(self, diff: StepDiff) -> PendingStep:
+        """Has a step run after all those submitted before it."""
+
+
+class Executor(StepRunner, Protocol):
+    """Runs steps on one worker or many, all of which get the same `StepDiff`."""
+
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the model and allocates the KV cache.
 
         Raises:
             ConfigError: the model cannot be served as configured.
         """
-
-    def submit(self, diff: StepDiff) -> PendingStep:
-        """Has a step run after all those submitted before it."""
 
     def close(self) -> None:
         """Gives everything back, after what was submitted has run."""

@@ -115,8 +115,8 @@ class Connection:
         self._endpoints = endpoints
         self._max_streams = max_streams
         self._streams: dict[str | int, Stream] = {}
-        # Those that are over count until their last message has gone out: a client that does not read it cannot
-        # begin others for ever.
+        # Those that are over count until their last message has gone out: a client that does not read it
+        # cannot begin others for ever.
         self._num_running = 0
 
     async def handle(self, text: bytes) -> None:
