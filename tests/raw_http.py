@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -69,6 +70,16 @@ def unread(url: str, sent: bytes, receive_buffer: int = 4096) -> Iterator[socket
     with dial(url, receive_buffer) as connection:
         connection.sendall(sent)
         yield connection
+
+
+def num_unsent(connection: socket.socket) -> int:
+    """Bytes that the other side has yet to send: a client that does not read leaves them there."""
+    ours, theirs = connection.getsockname()[1], connection.getpeername()[1]
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, remote, _, queues = line.split()[1:5]
+        if (int(local.split(":")[1], 16), int(remote.split(":")[1], 16)) == (theirs, ours):
+            return int(queues.split(":")[0], 16)
+    raise AssertionError("the connection is gone")
 
 
 def read_all(connection: socket.socket) -> bytes:

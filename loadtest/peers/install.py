@@ -114,7 +114,7 @@ def pip(python: Path, *arguments: str) -> None:
     Raises:
         subprocess.CalledProcessError: it failed, and has said why.
     """
-    run(str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments)
+    run(str(python), "-m", "pip", "-qq", "--disable-pip-version-check", "--no-input", *arguments)
 
 
 def run(*command: str) -> None:

@@ -22,8 +22,9 @@ from streamserve.worker.sampler_kernels import (
 )
 from streamserve.worker.sampling_columns import SamplingColumns
 
-# Tokens that a program holds at a time.
-_BLOCK = 4096
+# Tokens that a program holds at a time: as many as the registers of its warps take.
+_CUT_BLOCK, _CUT_WARPS = 8192, 32
+_DRAW_BLOCK, _DRAW_WARPS = 4096, 8
 
 
 class TritonSampler:
@@ -43,8 +44,9 @@ class TritonSampler:
         self._vocab_size = vocab_size
         self._device = device
         max_rows = len(columns.is_greedy)
-        self._block = min(_BLOCK, max(16, _next_power_of_2(vocab_size)))
-        self._num_parts = -(-vocab_size // self._block)
+        whole = max(16, _next_power_of_2(vocab_size))
+        self._cut_block, self._draw_block = min(_CUT_BLOCK, whole), min(_DRAW_BLOCK, whole)
+        self._num_parts = -(-vocab_size // self._draw_block)
         self._floors = torch.zeros(max_rows, dtype=torch.float32, device=device)
         self._scores = torch.zeros(max_rows, self._num_parts, dtype=torch.float32, device=device)
         self._token_ids = torch.zeros(max_rows, self._num_parts, dtype=torch.int32, device=device)
@@ -67,8 +69,8 @@ class TritonSampler:
                 self._floors,
                 logits.stride(0),
                 self._vocab_size,
-                BLOCK=self._block,
-                num_warps=8,
+                BLOCK=self._cut_block,
+                num_warps=_CUT_WARPS,
             )
         draw_kernel[(count, self._num_parts)](
             logits,
@@ -79,7 +81,8 @@ class TritonSampler:
             logits.stride(0),
             self._vocab_size,
             HAS_FLOORS=has_floors,
-            BLOCK=self._block,
+            BLOCK=self._draw_block,
+            num_warps=_DRAW_WARPS,
         )
         pick_kernel[(count,)](
             self._scores,

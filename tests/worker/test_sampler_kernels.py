@@ -125,7 +125,8 @@ def test_takes_the_tokens_of_the_cpu_sampler(count: int) -> None:
 
 
 def test_takes_them_over_several_parts_of_a_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_sampler, "_BLOCK", 128)
+    monkeypatch.setattr(triton_sampler, "_CUT_BLOCK", 128)
+    monkeypatch.setattr(triton_sampler, "_DRAW_BLOCK", 64)
     logits, params, positions = random_rows(16, 500, seed=1)
     assert draw(logits, params, positions).tolist() == draw_on_cpu(logits, params, positions).tolist()
 

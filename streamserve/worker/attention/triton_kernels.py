@@ -57,31 +57,13 @@ def store_kv_kernel(
 # A kernel compiled anew for each number of requests that is 1 or a multiple of 16 would serve no better.
 @triton.jit(do_not_specialize=["num_reqs"])
 def chunk_kernel(
-    q_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
-    block_table_ptr,
-    num_reqs,
-    table_stride,
-    q_token_stride,
-    q_head_stride,
-    out_token_stride,
-    scale,
-    soft_cap,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-):
+    q_ptr, keys_ptr, values_ptr, out_ptr,
+    query_start_ptr, seq_lens_ptr, block_table_ptr, num_reqs,
+    table_stride, q_token_stride, q_head_stride, out_token_stride, scale, soft_cap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, QUERIES: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
     """Causal attention of requests with several query tokens.
 
     Grid (tokens // QUERIES + requests, KV_HEADS): enough for any split of the tokens among the requests.
@@ -107,12 +89,12 @@ def chunk_kernel(
         q_ptr + token * q_token_stride + query_head * q_head_stride + dim[None, :], is_used, other=0.0
     )
 
-    last_position = tl.minimum(seq_len - query_len + first + QUERIES, seq_len) - 1
+    end_key = tl.minimum(seq_len - query_len + first + QUERIES, seq_len)
     first_key = 0
     if WINDOW > 0:
         first_key = tl.maximum(seq_len - query_len + first - WINDOW + 1, 0) // TILE * TILE
     sums, weight, _ = _attend(
-        q, position, first_key, last_position + 1, head,
+        q, position, first_key, end_key, head,
         keys_ptr, values_ptr, block_table_ptr + request.to(tl.int64) * table_stride, scale, soft_cap,
         KV_HEADS, HEAD_DIM, PAGE, WINDOW, HAS_CAP, ROWS, TILE, PADDED_DIM,
     )  # fmt: skip
@@ -123,34 +105,13 @@ def chunk_kernel(
 
 @triton.jit
 def decode_kernel(
-    q_ptr,
-    keys_ptr,
-    values_ptr,
-    out_ptr,
-    sums_ptr,
-    weights_ptr,
-    peaks_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
-    block_table_ptr,
-    table_stride,
-    q_token_stride,
-    q_head_stride,
-    out_token_stride,
-    scale,
-    soft_cap,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-):
+    q_ptr, keys_ptr, values_ptr, out_ptr, sums_ptr, weights_ptr, peaks_ptr,
+    query_start_ptr, seq_lens_ptr, block_table_ptr,
+    table_stride, q_token_stride, q_head_stride, out_token_stride, scale, soft_cap,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PADDED_DIM: tl.constexpr,
+):  # fmt: skip
     """Attention of requests with one query token to the keys [split * SPLIT, (split + 1) * SPLIT).
 
     Grid (requests, KV_HEADS, splits). What a split found goes to sums, float32[requests, heads, MAX_SPLITS,

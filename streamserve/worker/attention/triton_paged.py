@@ -24,8 +24,9 @@ from streamserve.worker.kv_cache import KVCache
 
 # Splits are at least this long: merging costs as much as reading a few hundred keys.
 _LEAST_SPLIT = 256
-# More of them keep no GPU busier, even for one request alone, and each wants room for every slot.
-_MOST_SPLITS = 32
+# A request alone keeps a GPU busy with so many programs. More want room, and each costs its start even if it
+# finds nothing to do.
+_MOST_PROGRAMS = 128
 
 
 class KVStore:
@@ -89,7 +90,7 @@ class TritonPagedAttention(PagedAttentionBackend):
         self._group = variant.num_heads // num_kv_heads
         self._scale = head_dim**-0.5
         self._soft_cap = variant.soft_cap or 1.0
-        self._split = split_size or choose_split(shape.max_model_len)
+        self._split = split_size or choose_split(shape.max_model_len, num_kv_heads)
         self._max_splits = -(-shape.max_model_len // self._split)
         self._common = {
             "KV_HEADS": num_kv_heads,
@@ -213,9 +214,10 @@ def _decode_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
     return {"ROWS": rows, "TILE": 32, "num_warps": 4, "num_stages": 2}
 
 
-def choose_split(max_model_len: int) -> int:
-    """Keys of a split: the fewest at which a request of `max_model_len` tokens has not too many splits."""
-    return max(_LEAST_SPLIT, _next_power_of_2(-(-max_model_len // _MOST_SPLITS)))
+def choose_split(max_model_len: int, num_kv_heads: int) -> int:
+    """Keys of a split: the fewest at which no request has too many programs, a KV head and a split each."""
+    most_splits = max(1, _MOST_PROGRAMS // num_kv_heads)
+    return max(_LEAST_SPLIT, _next_power_of_2(-(-max_model_len // most_splits)))
 
 
 def _next_power_of_2(number: int) -> int:

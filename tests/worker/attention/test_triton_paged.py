@@ -173,9 +173,16 @@ def test_serves_a_batch() -> None:
 
 def test_splits_grow_with_the_longest_context() -> None:
     """Their number stays small, and with it the memory for what they found."""
-    for max_len, splits in ((100, 1), (256, 1), (4_096, 16), (8_192, 32), (131_072, 32), (130_000, 32)):
-        assert -(-max_len // choose_split(max_len)) <= splits
-        assert choose_split(max_len) % 64 == 0
+    for max_len, kv_heads, size in (
+        (100, 8, 256),
+        (4_096, 8, 256),
+        (4_097, 8, 512),
+        (131_072, 8, 8_192),
+        (131_072, 1, 1_024),
+        (8_192, 32, 2_048),
+        (8_192, 256, 8_192),
+    ):
+        assert choose_split(max_len, kv_heads) == size
 
 
 def test_declares_what_it_can() -> None:
