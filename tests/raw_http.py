@@ -84,11 +84,13 @@ def num_unsent(connection: socket.socket) -> int:
 
 def read_all(connection: socket.socket) -> bytes:
     """What the server says until it closes, or breaks off."""
-    said = b""
+    # Through a small window it would take its time.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+    said = bytearray()
     with contextlib.suppress(ConnectionError):
-        while piece := connection.recv(65536):
+        while piece := connection.recv(2**20):
             said += piece
-    return said
+    return bytes(said)
 
 
 def status_of(said: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import time
 
 import httpx
@@ -137,6 +138,7 @@ class SlowReader:
 
     def messages(self):
         """All messages up to the end of the stream; pings are left out, and need no answer so soon."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
         while b'"type":"done"}' not in self._said[-200:]:
             piece = self._connection.recv(2**20)
             assert piece, f"the server hung up: {self._said[-200:]!r}"
