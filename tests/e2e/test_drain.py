@@ -10,12 +10,12 @@ import threading
 import time
 
 import httpx
+import psutil
 import pytest
-from raw_http import dial, num_unsent, open_socket, request
+from raw_http import dial, num_unsent, open_socket, read_all, request
 from server import RunningServer, wait_until
 from ways_in import ALL_WAYS, COMPLETION, PATHS, RESPONSE, SOCKET_STREAM, SSE, Refused, ask, pose, prompt
 
-READERS = [way for way in ALL_WAYS if way[1] in (SSE, SOCKET_STREAM)]
 LONG = {"model": "tiny", "max_tokens": 15_000, "ignore_eos": True}
 # Much to read for every step of the model.
 MUCH = {**LONG, "prompt": "Go on", "n": 4, "logprobs": 20}
@@ -65,7 +65,7 @@ def test_readers_are_told_and_others_are_dropped(server):
     outcomes = {}
     readers = [
         threading.Thread(target=read, args=(server, f"reader{number}", way, outcomes))
-        for number, way in enumerate(READERS)
+        for number, way in enumerate(ALL_WAYS)
     ]
     with contextlib.ExitStack() as stack:
         stuck = [
@@ -80,7 +80,7 @@ def test_readers_are_told_and_others_are_dropped(server):
         open_socket(idle)
         for reader in readers:
             reader.start()
-        names = [f"reader{number}" for number in range(len(READERS))]
+        names = [f"reader{number}" for number in range(len(ALL_WAYS))]
         wait_until(lambda: all(tokens(server).get(name) for name in names), "all of them hear something")
         assert all(map(is_standing, stuck))
         os.killpg(server.process.pid, signal.SIGTERM)
@@ -89,10 +89,27 @@ def test_readers_are_told_and_others_are_dropped(server):
         assert server.process.wait(300) == 0
         closing = idle.recv(100)
         assert (closing[0], int.from_bytes(closing[2:4])) == (0x88, 1001), "a close frame: going away"
-    assert len(outcomes) == len(READERS)
-    for told in outcomes.values():
+    for name, (_, transport) in zip(names, ALL_WAYS, strict=True):
+        told = outcomes[name]
         assert isinstance(told, Refused), "it ended like a success"
-        assert (told.is_late, told.error["code"]) == (True, "engine_unavailable")
+        assert told.error["code"] == "engine_unavailable"
         assert told.error["message"] == "The server is shutting down."
+        # Who has been told nothing yet is told a status.
+        assert told.is_late if transport in (SSE, SOCKET_STREAM) else told.status == 503
     for word in NOISE:
         assert word not in server.output, server.output
+
+
+def test_a_second_signal_ends_it_at_once(server):
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    with pose(server.url, COMPLETION, SSE, {**LONG, "prompt": "Go on"}) as connection:
+        assert connection.recv(100)
+        for _ in range(2):
+            os.killpg(server.process.pid, signal.SIGTERM)
+            # Two signals that come together are one.
+            wait_until(lambda: "stopping" in server.output, "it has taken notice")
+        assert server.process.wait(300) == 128 + signal.SIGTERM
+        assert b"[DONE]" not in read_all(connection)
+    assert psutil.wait_procs(processes, timeout=300)[1] == []
+    for word in ("Traceback", "leaked", "resource_tracker"):
+        assert word not in server.output

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import httpx
 import pytest
-from server import running_server
+from server import ROOT, running_server
 
 pytestmark = pytest.mark.heavy
 
@@ -51,7 +52,8 @@ def test_answers_are_as_the_document_says(tiny_model, tmp_path):
             "--continue-on-failure",
             "--no-color",
         ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "SCHEMATHESIS_HOOKS": "openapi_hooks"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
         assert server.engine.pid == engine
         key = {"Authorization": "Bearer sk-alice"}
