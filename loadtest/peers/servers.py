@@ -82,7 +82,8 @@ class Streamserve:
             "--max-model-len": limits.context,
             "--max-num-seqs": limits.streams,
             "--kv-cache-memory": limits.kv_tokens * model.kv_token_bytes,
-            "--cpu-threads": limits.threads,
+            # Its own choice, as the others have theirs, unless somebody asks for fewer than there are.
+            "--cpu-threads": 0 if limits.threads == os.cpu_count() else limits.threads,
         }
         return [sys.executable, "-m", "streamserve", "serve", str(model.folder), *_flags(options)]
 
