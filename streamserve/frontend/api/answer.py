@@ -88,7 +88,7 @@ class GenerationAnswer:
             async with Feeds(self._service.client, self._choices) as feeds:
                 if self.is_divertible:
                     self._only = feeds.feeds[0], streams[0]
-                num_running = len(streams)
+                running = set(self._choices)
                 while True:
                     batch: list[bytes] = []
                     for choice in await feeds.news():
@@ -99,8 +99,11 @@ class GenerationAnswer:
                             yield [*batch, *opening]
                             batch, opening = [], []
                         batch += opening + stream.show()
-                        num_running -= stream.is_over
-                    if not num_running:
+                        if choice.has_more:
+                            await feeds.give_turn(choice)
+                        elif stream.is_over:
+                            running.discard(choice)
+                    if not running:
                         break
                     if batch:
                         yield batch
@@ -139,12 +142,15 @@ class GenerationAnswer:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         for choice in self._choices:
             choice.meter = record.meter(choice.index)
-        num_running = len(self._choices)
+        running = set(self._choices)
         async with Feeds(self._service.client, self._choices) as feeds:
-            while num_running:
+            while running:
                 for choice in await feeds.news():
                     pieces[choice.index] += choice.show()
-                    num_running -= choice.has_ended
+                    if choice.has_more:
+                        await feeds.give_turn(choice)
+                    elif choice.has_ended:
+                        running.discard(choice)
         return pieces
 
     async def _describe(self, choice: Choice, pieces: Sequence[Piece]) -> dict[str, Any]:

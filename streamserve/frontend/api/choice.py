@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from streamserve.frontend.text.assemble import TextAssembler
 from streamserve.frontend.text.trace import TokenTrace, TracedToken
 from streamserve.messages import Finish
 
+# Log probabilities are made of so many tokens at once; that takes no longer than a few milliseconds.
+MAX_TOLD = 64
 _NOTHING = Delta([], int(Finish.LENGTH), None)
 
 
@@ -72,8 +75,9 @@ class Choice:
         self._trace = trace
         self._form: LogprobsForm | None = telling.logprobs_form(prompt.num_chars)
         self._likelihood = Likelihood() if telling.ranks else None
-        # What may be shown and was not, where there is no trace.
+        # What may be shown and was not: texts where there is no trace, else tokens.
         self._texts: list[str] = []
+        self._ready: deque[TracedToken] = deque()
 
     @property
     def has_ended(self) -> bool:
@@ -97,10 +101,16 @@ class Choice:
         if self.assembler.finish_reason is not None and self.meter is not None:
             self.meter.finish(self.assembler.finish_reason)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more to show than there was room for the last time."""
+        return bool(self._ready)
+
     def show(self) -> tuple[Piece, Piece]:
         """What may be shown and was not, and what belongs to the end of the choice and is no text.
 
-        A token and what is told of it are held back together.
+        A token and what is told of it are held back together. Of very many tokens only some are shown; the
+        others should have to wait until others have had their turn.
         """
         if self._trace is not None:
             return self._show_tokens(self._trace)
@@ -108,8 +118,13 @@ class Choice:
         return Piece("".join(texts)), NO_PIECE
 
     def _show_tokens(self, trace: TokenTrace) -> tuple[Piece, Piece]:
-        tokens = trace.take()
-        text = "".join([traced.text for traced in tokens]) + trace.rest
+        ready = self._ready
+        ready += trace.take()
+        limit = len(ready) if self._form is None else MAX_TOLD
+        tokens = [ready.popleft() for _ in range(min(limit, len(ready)))]
+        text = "".join([traced.text for traced in tokens])
+        if ready:
+            return self._piece(text, tokens, ()), NO_PIECE
         num_shown = sum(traced.is_text for traced in tokens) if text else 0
         shown = self._piece(text, tokens[:num_shown], ())
         return shown, self._piece("", tokens[num_shown:], trace.cut) if self.has_ended else NO_PIECE

@@ -62,12 +62,13 @@ class ChoiceStream:
         return self.show()
 
     def show(self) -> list[bytes]:
-        """The chunks of all that has been absorbed since the last time."""
-        shown, end = self.choice.show()
+        """The chunks of what has been absorbed since the last time: of all, unless the choice `has_more`."""
+        choice = self.choice
+        shown, end = choice.show()
         batch = []
-        if shown.text:
+        if shown.text or shown.logprobs is not None:
             batch.append(self._chunks.text(shown.text) if self._is_plain else self._detailed(shown))
-        if self.choice.has_ended and not self.is_over:
+        if choice.has_ended and not choice.has_more and not self.is_over:
             self.is_over = True
             batch.append(self._detailed(end, self._assembler.finish_reason))
         return batch

@@ -29,11 +29,13 @@ class Diversion:
         write: takes them; False if it wants no more for now.
 
     Attributes:
-        closed: done with False when `write` wanted no more, with True at the end of the choice.
+        closed: done with True when the last chunk was written, with False when there is something to wait for
+            before the next one.
     """
 
     def __init__(self, stream: ChoiceStream, write: Write) -> None:
         self.accept = stream.accept
+        self.is_plain = stream.choice.is_plain
         self.write = write
         self.closed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -79,16 +81,20 @@ class Feed:
         """Hands the chunks of `stream` to `write` in the turn in which their tokens come in.
 
         Returns:
-            True at the end of the choice, False when `write` wants no more for now.
+            True at the end of the choice, False when `write` should be waited for.
 
         Raises:
             StreamserveError: the generation failed.
         """
         try:
-            batch = stream.show()
-            wants_more = not batch or write(batch)
-            if stream.is_over or not wants_more:
-                return stream.is_over
+            while True:
+                batch = stream.show()
+                wants_more = not batch or write(batch)
+                if stream.is_over or not wants_more:
+                    return stream.is_over
+                if not self.choice.has_more:
+                    break
+                await asyncio.sleep(0)
             if self.failure is not None:
                 raise self.failure
             self._diversion = Diversion(stream, write)
@@ -126,6 +132,8 @@ class Feed:
             else:
                 batch = diversion.accept(delta)
                 wants_more = not batch or diversion.write(batch)
+                if not diversion.is_plain and self.choice.has_more:
+                    wants_more = False
             if self.choice.assembler.finish_reason is not None:
                 self._end()
             elif not wants_more:
@@ -135,7 +143,7 @@ class Feed:
 
     def _end(self) -> None:
         self._mailbox.listener = None
-        self._close_diversion(is_over=True)
+        self._close_diversion(is_over=not self.choice.has_more)
         if not self._over.done():
             self._over.set_result(None)
 
@@ -194,8 +202,6 @@ class Feeds:
     async def news(self) -> list[Choice]:
         """The choices that have taken something in since the last time, as soon as there are any.
 
-        Nothing comes of a choice that has ended, once that was told.
-
         Raises:
             StreamserveError: a generation failed.
         """
@@ -206,6 +212,11 @@ class Feeds:
             raise self._failure
         news, self._news = list(self._news), {}
         return news
+
+    async def give_turn(self, choice: Choice) -> None:
+        """Lets others have their turn, and counts what `choice` has more to show among the news."""
+        await asyncio.sleep(0)
+        self._news[choice] = None
 
     async def _run(self, at: int, feed: Feed) -> None:
         for _ in range(at // PORTION):

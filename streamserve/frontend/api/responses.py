@@ -98,9 +98,8 @@ class ResponsesAnswer:
         with self._service.registry.track(self.id, self._tenant, [self._choice.generation]) as record:
             self._choice.meter = record.meter(0)
             async with Feeds(self._service.client, [self._choice]) as feeds:
-                while not self._has_ended:
-                    await feeds.news()
-                    self._take()
+                while not self._is_told:
+                    await self._take(feeds)
         return orjson.dumps(self._ended()[1])
 
     async def batches(self) -> AsyncGenerator[list[bytes], None]:
@@ -113,12 +112,11 @@ class ResponsesAnswer:
                 self._choice.meter = record.meter(0)
                 async with Feeds(self._service.client, [self._choice]) as feeds:
                     while True:
-                        await feeds.news()
+                        text, logprobs = await self._take(feeds)
                         batch = [] if self._has_begun else self._begin()
-                        text, logprobs = self._take()
                         if text:
                             batch.append(self._events.delta(text, logprobs))
-                        if self._has_ended:
+                        if self._is_told:
                             break
                         if batch:
                             yield batch
@@ -130,16 +128,19 @@ class ResponsesAnswer:
             raise
 
     @property
-    def _has_ended(self) -> bool:
-        return self._choice.has_ended
+    def _is_told(self) -> bool:
+        return self._choice.has_ended and not self._choice.has_more
 
-    def _take(self) -> tuple[str, list[Any]]:
+    async def _take(self, feeds: Feeds) -> tuple[str, list[Any]]:
         """What may be shown and was not, which is kept as well: text and, if asked for, log probabilities.
 
         Hot: once for each delta.
         """
+        await feeds.news()
         # What belongs to the end is no text, and an output text has log probabilities of its text alone.
         piece, _ = self._choice.show()
+        if self._choice.has_more:
+            await feeds.give_turn(self._choice)
         logprobs = [] if piece.logprobs is None else piece.logprobs["content"]
         self._logprobs += logprobs
         if piece.text:

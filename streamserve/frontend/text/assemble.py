@@ -99,7 +99,8 @@ class TextAssembler:
             self.num_tokens += 1
             text = self._detokenizer.decode((token,))
             if trace is not None:
-                trace.add(TracedToken(token, text, place=_place(logprobs, at)))
+                place, is_whole = _place(logprobs, at), not self._detokenizer.has_pending
+                trace.add(TracedToken(token, text, place=place), is_whole=is_whole)
             if stops is None or self.num_tokens <= self._min_tokens:
                 shown.append(text)
                 continue

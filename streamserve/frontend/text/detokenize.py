@@ -34,6 +34,10 @@ class Detokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete; may be empty. Hot: once for each delta."""
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether a character has begun that is not complete; `flush` has text only then."""
+
     def flush(self) -> str:
         """What is left at the end, incomplete characters as U+FFFD."""
 
@@ -179,6 +183,10 @@ class _ByteLevelDetokenizer:
         self._is_within_character = self._utf8.getstate()[0] != b""
         return text
 
+    @property
+    def has_pending(self) -> bool:
+        return self._is_within_character
+
     def flush(self) -> str:
         self._is_within_character = False
         return self._utf8.decode(b"", True)
@@ -235,6 +243,10 @@ class _ByteFallbackDetokenizer:
                 parts.append(self._extend_run(piece))
         return self._strip("".join(parts))
 
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._run) or self._open_run is not None
+
     def flush(self) -> str:
         return self._strip(self._close_run())
 
@@ -288,6 +300,10 @@ class _WindowDetokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join([self._append(token_id) for token_id in ids])
+
+    @property
+    def has_pending(self) -> bool:
+        return len(self._window) > self._num_shown
 
     def flush(self) -> str:
         text = self._decode_window()[len(self._shown_text) :]

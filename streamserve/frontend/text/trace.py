@@ -42,36 +42,36 @@ class TokenTrace:
     somebody takes what there is: the tokens are the same, with the same texts, in the same order.
 
     Attributes:
-        rest: shown at the very end although no token is left for it: half a character that was begun by a
-            token which has text of its own.
         cut: once the text has ended, the ids of the tokens that nothing is left of.
     """
 
     def __init__(self) -> None:
-        self.rest = ""
         self.cut: list[int] = []
-        # The last token of each group has text, those before it have none.
+        # The last token of each group has text, and gets no more of it; those before it have none.
         self._groups: deque[list[TracedToken]] = deque()
-        # Those behind all groups: none has text yet.
+        # Those behind all groups: only the last one may have text.
         self._open: list[TracedToken] = []
         # Shown characters that belong to waiting tokens.
         self._num_shown = 0
         self._has_ended = False
 
-    def add(self, traced: TracedToken) -> None:
-        """The next token and what it adds to the text, shown or not."""
+    def add(self, traced: TracedToken, *, is_whole: bool = True) -> None:
+        """The next token and what it adds to the text, shown or not.
+
+        Args:
+            is_whole: it does not leave a character half done.
+        """
+        if self._open and self._open[-1].text:
+            self._close_group()
         self._open.append(traced)
-        if traced.text:
+        if traced.text and is_whole:
             self._close_group()
 
     def extend_last(self, text: str) -> None:
-        """More text from the tokens that are there: half a character that nothing completed."""
-        if self._open:
-            self._open[-1] = self._open[-1]._replace(text=text)
-            self._close_group()
-        else:
-            # Whoever began it may have been taken long since, so it makes no difference that it may not.
-            self.rest = text
+        """More text from the last token: half a character that nothing completed."""
+        last = self._open[-1]
+        self._open[-1] = last._replace(text=last.text + text)
+        self._close_group()
 
     def show(self, num_chars: int) -> None:
         """So many more characters of the text are shown."""
@@ -103,11 +103,10 @@ class TokenTrace:
         left = [*chain.from_iterable(self._groups), *self._open]
         self._groups.clear()
         self._open = []
-        self.rest = self.rest[:num_shown]
         # A stop string has cut off text: of some token the end, or all of it.
         at = next((at for at, traced in enumerate(left) if traced.text), len(left))
         taken += left[:at]
         if at < len(left) and num_shown:
             taken.append(left[at]._replace(text=left[at].text[:num_shown]))
             at += 1
-        self.cut = [traced.token for traced in left[at:]]
+        self.cut += [traced.token for traced in left[at:]]

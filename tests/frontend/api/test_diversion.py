@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from streamserve.frontend.api import choice_stream
+from streamserve.frontend.api.choice import MAX_TOLD
+from streamserve.frontend.api.logprobs import CompletionLogprobs
 from streamserve.messages import Finish
 
 
@@ -165,6 +167,58 @@ async def test_a_client_that_pauses_gets_all_of_it_merged(run_harness: Any) -> N
         shown, num_events = await client.read_all()
         assert shown == frontend.decode((text * (2000 * num_steps // len(text) + 1))[: 2000 * num_steps])
         assert num_events < num_steps - 100
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many tokens log probabilities were made at once, each time."""
+    found: list[int] = []
+    render = CompletionLogprobs.render
+
+    def watched(self: Any, tokens: Any) -> Any:
+        found.append(len(tokens))
+        return render(self, tokens)
+
+    monkeypatch.setattr(CompletionLogprobs, "render", watched)
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_has_waited_for_long_is_told_in_portions(
+    run_harness: Any, lengths: list[int], n: int
+) -> None:
+    options = {"max_model_len": 10**9, "kv_capacity_tokens": 10**9}
+    async with run_harness(**options) as frontend, frontend.served() as url:
+        engine = frontend.engine
+        engine.is_automatic, engine.tokens_per_step = False, 200
+        engine.script = lambda _request: frontend.encode("one two three \x01\x02\x03")
+        num_tokens = 80_000 // n
+        body = {"prompt": "x", "max_tokens": num_tokens, "logprobs": 5, "n": n, "stream": True}
+        client = await SlowClient.connect(url, body)
+        await engine.until(lambda: len(engine.live) == n)
+        while engine.step():  # noqa: ASYNC110  (a step each turn, for which there is no event)
+            await asyncio.sleep(0)
+        text, _ = await client.read_all()
+        assert len(text) == n * len(frontend.decode((engine.script(None) * num_tokens)[:num_tokens]))
+        assert sum(lengths) == n * num_tokens
+        assert max(lengths) == MAX_TOLD
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_so_is_what_is_no_text(
+    server: tuple[Any, httpx.AsyncClient], lengths: list[int], stream: bool
+) -> None:
+    frontend, http = server
+    frontend.engine.is_automatic, frontend.engine.tokens_per_step = True, 7
+    special = frontend.service.tokenizer.tokenizer.token_to_id("<|im_start|>")
+    frontend.engine.script = lambda _request: [special]
+    body = {"prompt": "x", "max_tokens": 500, "logprobs": 0, "n": 2, "stream": stream}
+    response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 200
+    told = [line for line in response.text.split("\n") if '"token_logprobs"' in line]
+    # Each as the token that is there, and as one that was likely.
+    assert sum(line.count("-0.5") for line in told) == 2 * 1000
+    assert max(lengths) == MAX_TOLD
 
 
 PROMPTS = {

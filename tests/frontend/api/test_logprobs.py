@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streamserve.frontend.api import choice as choice_module
+
 EMOJI = "a😊 日本 b"
 
 
@@ -400,8 +402,9 @@ def told_by(choices: list[Any]) -> tuple[str, list[Any], list[int]]:
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 async def test_any_answer_and_its_stream_tell_the_same(
-    frontend: Any, events: Any, data: st.DataObject
+    frontend: Any, events: Any, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
+    monkeypatch.setattr(choice_module, "MAX_TOLD", data.draw(st.sampled_from([1, 2, 3, 64])))
     pieces = ["ab", "c", " ", "é", "語", "😊", "\n", "the quick", "<|im_start|>", "<|endoftext|>"]
     ids = frontend.encode("".join(data.draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=12))))
     if data.draw(st.booleans()):

@@ -37,7 +37,7 @@ class Traced:
 
     @property
     def text(self) -> str:
-        return "".join(token.text for token in self.tokens) + self.trace.rest
+        return "".join(token.text for token in self.tokens)
 
 
 class Words:
@@ -57,6 +57,10 @@ class Words:
                 text += self._pending + word
                 self._pending = ""
         return text
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
 
     def flush(self) -> str:
         pending, self._pending = self._pending, ""
@@ -103,7 +107,7 @@ def test_the_stop_token_comes_last_and_is_no_text() -> None:
     assert shown.accept([0, 1], STOP) == ["a", "."]
 
 
-def test_half_a_character_of_a_token_with_other_text_is_the_rest() -> None:
+def test_a_token_that_ends_with_half_a_character_waits_for_the_next() -> None:
     class Mixed(Words):
         """Every token is a letter and the beginning of another."""
 
@@ -112,9 +116,10 @@ def test_half_a_character_of_a_token_with_other_text_is_the_rest() -> None:
             return "a"
 
     traced = Traced(Mixed())
+    assert traced.accept([0]) == []
     assert traced.accept([0]) == ["a"]
-    assert traced.accept([], LENGTH) == []
-    assert (traced.shown, traced.text, traced.trace.rest) == ("a�", "a�", "�")
+    assert traced.accept([], LENGTH) == ["a�"]
+    assert traced.shown == traced.text == "aa�"
 
 
 PIECES = ["ab", "c", " ", "é", "語", "😊", "\n", "the quick", "<|im_end|>", "<|im_start|>", "日本"]
@@ -158,12 +163,13 @@ def told(detokenizer: Any, rules: StopRules, deltas: list[tuple[list[int], int]]
         if assembler.finish_reason is not None:
             break
     assert assembler.finish_reason is not None
-    assert text == "".join(token.text for token in tokens) + trace.rest
+    assert trace.take() == []
+    assert text == "".join(token.text for token in tokens)
     ids = [token.token for token in tokens]
     places = [token.place.logprobs.chosen[token.place.at] for token in tokens if token.place is not None]
     assert places == list(range(len(tokens)))
     assert assembler.num_tokens == len(ids) + len(trace.cut)
-    return text, [token._replace(place=None) for token in tokens], trace.rest, ids + trace.cut
+    return text, [token._replace(place=None) for token in tokens], ids + trace.cut
 
 
 @settings(deadline=None, max_examples=300)
@@ -191,7 +197,9 @@ def test_it_makes_no_difference_how_tokens_come_and_when_somebody_looks(
     at_once = told(detokenizers.start(skip_special_tokens=skips), rules, [(ids, finish)], [True])
     in_parts = told(detokenizers.start(skip_special_tokens=skips), rules, deltas, looks)
     assert in_parts == at_once
-    assert ids[: len(at_once[3])] == at_once[3]
+    assert ids[: len(at_once[2])] == at_once[2]
+    plain = TextAssembler(detokenizers.start(skip_special_tokens=skips), rules)
+    assert plain.accept(ids, finish) == at_once[0]
 
 
 def test_a_special_token_before_a_held_back_one_keeps_its_place() -> None:
