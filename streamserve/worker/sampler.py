@@ -122,7 +122,7 @@ class Sampler:
         """int32[k] on the device, by temperature and filters; overwrites `logits`."""
         greedy = self._columns.is_greedy[slots]
         if greedy.all():
-            return logits.argmax(-1).to(torch.int32)
+            return likeliest(logits).to(torch.int32)
         if self._kernels is not None:
             return self._kernels.choose(logits, slots, positions)
         cut = (self._columns.top_k[slots] < self._vocab_size) | (self._columns.top_p[slots] < 1.0)
@@ -141,7 +141,7 @@ class Sampler:
         return token_ids.to(torch.int32)
 
     def _take_likeliest(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
-        return logits.argmax(-1)
+        return likeliest(logits)
 
     def _draw_from_all(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
         scaled = self._scale(logits, slots)
@@ -217,6 +217,14 @@ def _kernels(columns: SamplingColumns, vocab_size: int, device: torch.device) ->
     from streamserve.worker.triton_sampler import TritonSampler
 
     return TritonSampler(columns, vocab_size, device)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """int64[k], the first greatest of each row [k, vocab_size]."""
+    if logits.device.type == "cpu":
+        # Of the two, NumPy's compares many numbers at a time.
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def cut_candidates(

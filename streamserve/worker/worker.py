@@ -138,6 +138,7 @@ class Worker:
             destinations,
             lambda share: progress("loading weights", share),
         )
+        model.pack()
         return model, weights_bytes
 
     def _batch(

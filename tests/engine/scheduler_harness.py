@@ -139,8 +139,8 @@ class FakeWorker:
         for slot in self.rows.keys() - set(self._slots):
             row = self.rows[slot]
             is_over = len(row.tokens) == self._limits.limit(row.num_prompt, row.params.max_tokens)
-            is_read = row.num_to_read > self._limits.document_tokens and row.computed < len(row.tokens) - 1
-            assert is_over or is_read, "who has a slot, is not over and reads no document runs in every step"
+            is_read = row.computed < len(row.tokens) - 1
+            assert is_over or is_read, "who has a slot, is not over and reads no prompt runs in every step"
         assert set(self._slots) <= self.rows.keys()
         assert 0 < sum(self._counts) <= self._limits.max_num_batched_tokens
         plan = list(zip(self._slots, self._counts, strict=True))

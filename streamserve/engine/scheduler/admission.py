@@ -77,7 +77,7 @@ class Admission:
         Ask before the running requests get their blocks. To give them those changes nothing, since they were
         promised, unless memory is so short that nobody is admitted.
         """
-        if not (self._table.num_free and len(self._queue)):
+        if not (self._has_seat() and len(self._queue)):
             return False
         self._queue.update()
         request = self._queue.peek()
@@ -98,10 +98,10 @@ class Admission:
         whole = self._limits.max_num_batched_tokens
         joins: list[Join] = []
         counts: list[int] = []
-        if budget > 0 and self._table.num_free and len(self._queue):
+        if budget > 0 and self._has_seat() and len(self._queue):
             self._queue.update()
             spare = self._spare_blocks()
-            while budget > 0 and self._table.num_free and (request := self._queue.peek()) is not None:
+            while budget > 0 and self._has_seat() and (request := self._queue.peek()) is not None:
                 hits = self._find_room(request, spare)
                 if hits is None:
                     break
@@ -114,6 +114,10 @@ class Admission:
                 counts.append(count)
                 budget -= count
         return joins, counts
+
+    def _has_seat(self) -> bool:
+        """Whether there is a slot, and a token in every later budget for whoever takes it."""
+        return self._table.num_free > 0 and self._table.num_running < self._limits.max_num_batched_tokens
 
     def _spare_blocks(self) -> int:
         """Free blocks that are not promised to a running request."""

@@ -263,10 +263,9 @@ class Scheduler:
     def _bring_forward(self, document_tokens: int | None) -> tuple[Slots, Counts] | None:
         """The running requests and how many tokens each of them runs, after those who had to give way.
 
-        Each runs one token at least (streamserve.engine.scheduler.sharing), unless it reads a document. The
-        budget has that many: another is let in only when it has something left beyond what the running ones
-        run. None if somebody would have to give way while steps are in flight: they may bring the end of
-        somebody.
+        Those that decode run one, the others what the budget has for them
+        (streamserve.engine.scheduler.sharing). It has a token for each, or nobody more had been let in.
+        None if somebody would have to give way while steps are in flight: they may bring the end of somebody.
         """
         limits, table = self._limits, self._table
         slots = table.order

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from streamserve.worker.attention.base import Attention
 from streamserve.worker.models.config import DecoderConfig
+from streamserve.worker.models.cpu_product import Product, cpu_product
 from streamserve.worker.models.linear import Linear
 from streamserve.worker.models.rope import RotaryEmbedding, rotate
 
@@ -92,6 +93,11 @@ class LlamaLayer:
             **{f"mlp.{name}": tensor for name, tensor in mlp.items()},
         }
 
+    def pack(self) -> None:
+        """See `Linear.pack`."""
+        for projection in (self.qkv, self.output, self.gate_up, self.down):
+            projection.pack()
+
     def project_qkv(
         self, hidden: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -137,6 +143,7 @@ class LlamaModel:
         self.lm_head = self.embedding
         if not config.tie_word_embeddings:
             self.lm_head = torch.empty(shape, dtype=dtype, device=device)
+        self._to_logits: Product | None = None
         self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype, device)
 
     def destinations(self) -> dict[str, torch.Tensor]:
@@ -147,6 +154,17 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             named |= {f"model.layers.{index}.{name}": t for name, t in layer.destinations().items()}
         return named
+
+    def pack(self) -> None:
+        """Puts the loaded matrices into the form that the processor multiplies fastest.
+
+        Nothing can be loaded after this. Where the output projection is the embedding, it becomes a copy.
+        """
+        for layer in self.layers:
+            layer.pack()
+        self._to_logits = cpu_product(self.lm_head, None)
+        if self._to_logits is not None:
+            del self.lm_head
 
     def forward(
         self,
@@ -187,4 +205,6 @@ class LlamaModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[k, vocab_size] of rows [k, hidden_size] out of `forward`."""
         normed = rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
+        if self._to_logits is not None:
+            return self._to_logits(normed).to(torch.float32)
         return linear(normed, self.lm_head).to(torch.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.errors import ConfigError
@@ -264,6 +264,7 @@ OBJECTS = ("rope_scaling", "rope_parameters")
 FIELDS = (*SIZES, *BASE, *LLAMA3, *FLAGS, *OBJECTS, "hidden_act", "partial_rotary_factor")
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES), st.booleans())
 def test_whatever_is_in_it_there_is_a_config_or_a_line(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], has_generation: bool

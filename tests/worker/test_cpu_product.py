@@ -1,0 +1,68 @@
+"""Products with packed weights equal the plain ones, for any count of rows."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from streamserve.worker.models.cpu_product import cpu_product  # noqa: E402
+from streamserve.worker.models.linear import Linear  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+# A product in bfloat16 keeps 8 bits.
+TOLERANCE = 2**-6
+# Either side of the size below which products are done in float32.
+SHAPES = ((48, 40), (256, 256), (320, 256), (1000, 192))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_packed_product_equals_the_plain_one(shape, has_bias):
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(shape, generator=generator).to(torch.bfloat16)
+    bias = torch.randn(shape[0], generator=generator).to(torch.bfloat16) if has_bias else None
+    product = cpu_product(weight, bias)
+    if product is None:
+        pytest.skip("this build of torch packs no weights")
+    for num_rows in (1, 2, 7, 64, 600):
+        x = torch.randn((num_rows, shape[1]), generator=generator).to(torch.bfloat16)
+        exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        result = product(x)
+        assert result.dtype is torch.bfloat16
+        assert result.shape == exact.shape
+        error = (result.double() - exact).abs() / exact.abs().clamp(min=1.0)
+        assert error.max() < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_are_left_alone(dtype):
+    assert cpu_product(torch.zeros((512, 512), dtype=dtype), None) is None
+    projection = Linear(512, 512, has_bias=False, dtype=dtype, device=CPU)
+    projection.weight.zero_()
+    projection.pack()
+    assert projection.weight.shape == (512, 512)
+    assert projection(torch.ones((3, 512), dtype=dtype)).eq(0).all()
+
+
+def test_a_packed_projection_keeps_no_second_copy_of_its_weight():
+    projection = Linear(512, 256, has_bias=True, dtype=torch.bfloat16, device=CPU)
+    projection.weight.fill_(0.25)
+    assert projection.bias is not None
+    projection.bias.fill_(2.0)
+    x = torch.ones((1, 256), dtype=torch.bfloat16)
+    before = projection(x)
+    projection.pack()
+    assert torch.equal(projection(x), before)
+    is_packed = cpu_product(torch.zeros((512, 256), dtype=torch.bfloat16), None) is not None
+    assert hasattr(projection, "weight") != is_packed
+
+
+def test_an_operator_that_this_build_lacks_means_the_plain_product(monkeypatch):
+    def absent(*arguments):
+        raise NotImplementedError("reorder: needs a build with oneDNN")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", absent)
+    assert cpu_product(torch.zeros((512, 512), dtype=torch.bfloat16), None) is None
