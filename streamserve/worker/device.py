@@ -42,6 +42,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
+def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the attention of whole prompts is computed in, for K and V kept in `dtype`.
+
+    torch's kernel for CPUs multiplies 16-bit numbers in tiles where the processor has them (AMX), and takes
+    two to three times as long as for float32 where it has not.
+    """
+    if device.type != "cpu" or dtype.itemsize != 2:
+        return dtype
+    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    is_fast = dtype is torch.bfloat16 and has_tiles is not None and has_tiles()
+    return dtype if is_fast else torch.float32
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32, and so on."""
     return str(dtype).removeprefix("torch.")

@@ -3,7 +3,8 @@
 Decode rows are gathered from the cache in groups of like length and attended in one call each, the query
 heads of a KV head standing in for the query length. A prefill chunk is attended by itself. One that begins
 the request needs no cache and no mask. One that goes on from earlier tokens is cut into tiles of queries
-whose scores and mask stay small however long the context is.
+whose scores and mask stay small however long the context is. Prefill is computed in whatever format the
+processor is fastest in (`attention_dtype`), whatever the cache keeps.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from streamserve.worker.attention.base import AttentionBackend, GraphSupport
 from streamserve.worker.attention.grouping import group_rows
 from streamserve.worker.batch import InputBatch, StepInputs
+from streamserve.worker.device import attention_dtype
 from streamserve.worker.graphs.descriptor import BatchDescriptor
 from streamserve.worker.kv_cache import KVCache
 
@@ -120,6 +122,8 @@ class TorchPagedAttention(AttentionBackend):
         self._keys, self._values = (
             _Gathered(cache.keys[0].shape[1:], self._dtype, self._device) for _ in range(2)
         )
+        self._prefill_dtype = attention_dtype(self._dtype, self._device)
+        self._wide_mask = torch.empty((0, 0), dtype=self._prefill_dtype, device=self._device)
         row_bytes = self._num_kv_heads * self._head_dim * self._dtype.itemsize
         self._group_tokens = max(1, _GROUP_BYTES // row_bytes)
 
@@ -244,21 +248,29 @@ class TorchPagedAttention(AttentionBackend):
         return chunks
 
     def _causal_mask(self, tile_len: int, longest: int) -> torch.Tensor:
-        """[tile_len, longest + tile_len]: row i is 0 up to column longest + i. Its slices mask every tile."""
-        mask = torch.full((tile_len, longest + tile_len), -torch.inf, dtype=self._dtype, device=self._device)
-        return mask.triu_(longest + 1)
+        """[tile_len, n + tile_len], n >= longest: row i is 0 up to column n + i. Its slices mask every tile.
+
+        Kept for as long as it serves.
+        """
+        mask = self._wide_mask
+        if mask.shape[0] != tile_len or mask.shape[1] < longest + tile_len:
+            room = max(longest, min(2 * longest, _TILE_ELEMENTS // tile_len))
+            shape = (tile_len, room + tile_len)
+            mask = torch.full(shape, -torch.inf, dtype=self._prefill_dtype, device=self._device)
+            self._wide_mask = mask.triu_(room + 1)
+        return self._wide_mask
 
     def _begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
         """A request's first chunk attends to itself only, so the cache is not read."""
-        attended = scaled_dot_product_attention(
-            _heads_first(q), _heads_first(k), _heads_first(v), is_causal=True, enable_gqa=True
-        )
+        queries, keys, values = (_heads_first(part.to(self._prefill_dtype)) for part in (q, k, v))
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         out.view(q.shape).copy_(attended[0].transpose(0, 1))
 
     def _go_on(self, chunk: _PrefillChunk, q: torch.Tensor, out: torch.Tensor, layer: int) -> None:
         """A later chunk, or one after a prefix hit: its queries see the cache, tile by tile."""
-        keys, values = (_heads_first(part) for part in self._gather(chunk.blocks, layer))
-        queries, target = _heads_first(q), out.view(q.shape)
+        gathered = self._gather(chunk.blocks, layer)
+        queries, keys, values = (_heads_first(part.to(self._prefill_dtype)) for part in (q, *gathered))
+        target = out.view(q.shape)
         for tile in chunk.tiles:
             attended = scaled_dot_product_attention(
                 queries[:, :, tile.start : tile.end],
