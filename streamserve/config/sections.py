@@ -64,9 +64,17 @@ class CacheConfig:
     )
     kv_cache_memory: int | None = option(
         None,
-        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G.",
+        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G, and on "
+        "a GPU what --gpu-memory-utilization leaves.",
         kind="bytes",
         minimum=1,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory that the server may use, weights and all; what is left of it becomes KV "
+        "cache. Without meaning on a CPU, or where one of the two options beside it gives the size.",
+        kind="float",
+        minimum=0.01,
     )
     num_gpu_blocks_override: int | None = option(
         None, "Exact number of KV cache blocks, whatever the memory.", kind="count", minimum=1

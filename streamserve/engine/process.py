@@ -100,6 +100,7 @@ def worker_spec(config: Config, device: str, model: ResolvedModel) -> WorkerSpec
         cudagraph_mode="NONE" if config.worker.enforce_eager else config.worker.cudagraph_mode,
         cudagraph_capture_sizes=parse_capture_sizes(config.worker.cudagraph_capture_sizes),
         lazy_graphs=config.worker.lazy_graphs,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
     )
 
 

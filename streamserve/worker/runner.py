@@ -19,6 +19,7 @@ class ModelRunner:
 
     Attributes:
         graphs: as given.
+        lazy: captures graphs between steps; None while nothing does.
 
     Args:
         model: parameters loaded.
@@ -26,7 +27,6 @@ class ModelRunner:
         attention: bound to the KV cache.
         sampler: reads the batch's sampling columns.
         graphs: runs forwards from graphs; None runs them all eagerly.
-        lazy: captures graphs between steps; None when they are there already.
     """
 
     def __init__(
@@ -37,20 +37,19 @@ class ModelRunner:
         sampler: Sampler,
         *,
         graphs: GraphRunner | None = None,
-        lazy: LazyCapture | None = None,
     ) -> None:
         self._model = model
         self._batch = batch
         self._attention = attention
         self._sampler = sampler
         self.graphs = graphs
-        self._lazy = lazy
+        self.lazy: LazyCapture | None = None
 
     def run(self, diff: StepDiff) -> StepResult:
         """Applies `diff` and runs its step. Hot: once a step."""
         with torch.inference_mode():
-            if self._lazy is not None:
-                self._lazy.advance()
+            if self.lazy is not None:
+                self.lazy.advance()
             self._batch.apply(diff)
             step = self._batch.prepare()
             if step.num_tokens == 0:

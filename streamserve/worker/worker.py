@@ -32,6 +32,7 @@ from streamserve.worker.models.registry import build_model
 from streamserve.worker.runner import ModelRunner
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
+from streamserve.worker.sizing import begin_profile, measure
 from streamserve.worker.spec import WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
@@ -76,20 +77,35 @@ class Worker:
             torch.set_num_threads(1)
         max_model_len = _max_model_len(spec, config)
         choice = _choose_attention(spec, config, dtype, device)
+        is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
+        profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)
         model, weights_bytes = self._load(config, dtype, device, progress)
-        progress("allocating the KV cache", 0.0)
-        bytes_per_block = block_bytes(config, spec.block_size, dtype)
-        num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device)
-        cache = allocate(config, num_blocks, spec.block_size, dtype, device)
+        if profile is not None:
+            profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
         sampler = Sampler(columns, batch.tokens, config.vocab_size, device)
-        attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
-        graphs = build_graphs(spec, model, batch, attention, device)
-        lazy = LazyCapture(graphs) if graphs is not None and spec.lazy_graphs else None
+
+        def make_runner(num_blocks: int) -> ModelRunner:
+            cache = allocate(config, num_blocks, spec.block_size, dtype, device)
+            attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
+            graphs = build_graphs(spec, model, batch, attention, device)
+            return ModelRunner(model, batch, attention, sampler, graphs=graphs)
+
+        bytes_per_block = block_bytes(config, spec.block_size, dtype)
+        account = None
+        if profile is not None:
+            progress("measuring memory", 0.0)
+            account = measure(profile, make_runner, batch.shape, bytes_per_block)
+        progress("allocating the KV cache", 0.0)
+        profiled_bytes = None if account is None else account.cache
+        num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device, profiled_bytes)
+        runner = make_runner(num_blocks)
         progress("allocating the KV cache", 1.0)
-        if graphs is not None and lazy is None:
-            _capture_all(graphs, progress)
-        self._runner = ModelRunner(model, batch, attention, sampler, graphs=graphs, lazy=lazy)
+        if runner.graphs is not None and spec.lazy_graphs:
+            runner.lazy = LazyCapture(runner.graphs)
+        elif runner.graphs is not None:
+            _capture_all(runner.graphs, progress)
+        self._runner = runner
         return WorkerFacts(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
@@ -99,6 +115,7 @@ class Worker:
             device=device.type,
             kv_block_bytes=bytes_per_block,
             weights_bytes=weights_bytes,
+            memory=account,
         )
 
     def execute(self, diff: StepDiff) -> StepResult:
