@@ -64,8 +64,8 @@ class CacheConfig:
     )
     kv_cache_memory: int | None = option(
         None,
-        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G, and on "
-        "a GPU what --gpu-memory-utilization leaves.",
+        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G, and "
+        "on a GPU what --gpu-memory-utilization leaves.",
         kind="bytes",
         minimum=1,
     )

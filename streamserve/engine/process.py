@@ -141,7 +141,7 @@ def hello(bootstrap: Bootstrap, name: str, spec: WorkerSpec, facts: WorkerFacts)
 
 
 class EngineLoop:
-    """Steps while there is work and sleeps on the bell while there is none."""
+    """Steps while there is work; else has workers use the time, piece by piece; else sleeps on the bell."""
 
     def __init__(self, core: EngineCore, rings: Rings) -> None:
         self._core = core
@@ -162,7 +162,7 @@ class EngineLoop:
                 if outbox.has_backlog:
                     outbox.flush()
             self._report()
-            if not busy:
+            if not busy and not self._core.work_ahead():
                 self._sleep()
 
     def _report(self) -> None:

@@ -29,11 +29,12 @@ from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.registry import build_model
+from streamserve.worker.numbers import graph_numbers, memory_numbers
 from streamserve.worker.runner import ModelRunner
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.sizing import begin_profile, measure
-from streamserve.worker.spec import WorkerFacts, WorkerSpec
+from streamserve.worker.spec import MemoryAccount, WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
 
@@ -56,6 +57,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self._account: MemoryAccount | None = None
 
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the weights, sizes and allocates the KV cache.
@@ -105,7 +107,7 @@ class Worker:
             runner.lazy = LazyCapture(runner.graphs)
         elif runner.graphs is not None:
             _capture_all(runner.graphs, progress)
-        self._runner = runner
+        self._runner, self._account = runner, account
         return WorkerFacts(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
@@ -122,6 +124,17 @@ class Worker:
         """Runs one step. Only between `start` and `close`."""
         assert self._runner is not None, "execute before start or after close"
         return self._runner.run(diff)
+
+    def work_ahead(self) -> bool:
+        """Captures a graph while nothing is to be run; False if all are there. Only after `start`."""
+        assert self._runner is not None, "asked before start or after close"
+        return self._runner.lazy is not None and self._runner.lazy.advance_idle()
+
+    def statistics(self) -> dict[str, int]:
+        """The worker's part of a STATS frame (streamserve.messages). Only between `start` and `close`."""
+        assert self._runner is not None, "asked before start or after close"
+        numbers = {} if self._runner.graphs is None else graph_numbers(self._runner.graphs)
+        return numbers if self._account is None else numbers | memory_numbers(self._account)
 
     def graph_counters(self) -> GraphCounters | None:
         """What steps ran from graphs; None if none do. Only between `start` and `close`."""
