@@ -197,6 +197,12 @@ def _choose_attention(
     else:
         facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size)
         choice = choose_attention_backend(spec.attention_backend, facts)
+        if choice.label == "Triton" and device.type == "cpu" and wants_full:
+            raise ConfigError(
+                "--attention-backend triton: an emulated FULL graph holds operations of torch, not kernels in "
+                "Triton's interpreter, and would be replayed without attention; use --cudagraph-mode PIECEWISE "
+                "or NONE, or --attention-backend auto"
+            )
     logger.info(choice.reason)
     return choice
 
