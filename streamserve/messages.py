@@ -48,6 +48,11 @@ From a worker with graphs:
     graphs_captured, _waiting     graphs that are there; that are still to be captured
     graphs_bytes                  memory of the GPU that those captured take
 
+From a worker on a GPU:
+
+    device_gaps, device_gap_ns    counters: pairs of steps of which the second was launched before the first
+                                  was read; time between them in which the GPU had nothing to do
+
 From a worker on a GPU that measured its memory (streamserve.worker.memory_profile), in bytes:
 
     gpu_memory_total, _budget     of the device; what of it the server may use

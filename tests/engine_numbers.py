@@ -46,6 +46,8 @@ GPU_GAUGES: dict[str, int] = {
     "graphs_captured": 40,
     "graphs_waiting": 46,
     "graphs_bytes": 1 << 30,
+    "device_gaps": 1000,
+    "device_gap_ns": 20_000_000,
     "gpu_memory_total": 80 << 30,
     "gpu_memory_budget": 72 << 30,
     "gpu_memory_weights": 15 << 30,

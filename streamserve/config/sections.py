@@ -119,7 +119,8 @@ class SchedulerConfig:
     )
     async_scheduling: bool | None = option(
         None,
-        "Decide the next step while the last one runs; the default is no on a CPU, where it does not pay.",
+        "Decide the next step while the last one runs; the default is yes on a GPU and no on a CPU, where it "
+        "does not pay.",
         kind="bool",
     )
 
@@ -157,6 +158,11 @@ class WorkerConfig:
     enforce_eager: bool = option(False, "Run everything without CUDA graphs.", kind="bool")
     lazy_graphs: bool = option(
         True, "Capture graphs while the server already serves, rather than before.", kind="bool"
+    )
+    debug_no_sync: bool = option(
+        False,
+        "For developers: end the engine with an error if anything within a step has it wait for the GPU.",
+        kind="bool",
     )
 
 

@@ -159,6 +159,20 @@ _ENGINE = (
         needs=_HAS_GRAPHS,
     ),
     _Shown(
+        "streamserve:device_gap_seconds",
+        Kind.COUNTER,
+        "Time between steps in which the GPU waited for the host, over the pairs of steps that overlap.",
+        (((), _seconds("device_gap_ns")),),
+        needs="device_gaps",
+    ),
+    _Shown(
+        "streamserve:device_gaps",
+        Kind.COUNTER,
+        "Those pairs.",
+        (((), _number("device_gaps")),),
+        needs="device_gaps",
+    ),
+    _Shown(
         "streamserve:gpu_memory_bytes",
         Kind.GAUGE,
         "Where the GPU's memory goes, as measured at the start; graphs as they were estimated.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from streamserve.worker.graphs.runner import GraphRunner
+from streamserve.worker.link import DeviceLink
 from streamserve.worker.spec import MemoryAccount
 
 
@@ -19,6 +20,12 @@ def graph_numbers(graphs: GraphRunner) -> dict[str, int]:
         "graphs_waiting": graphs.num_waiting,
         "graphs_bytes": graphs.bytes_taken,
     }
+
+
+def link_numbers(link: DeviceLink) -> dict[str, int]:
+    """How long the device waited for the host between steps; nothing of a CPU, which is the host."""
+    gaps = link.gaps
+    return {} if gaps is None else {"device_gap_ns": gaps.total_ns, "device_gaps": gaps.count}
 
 
 def memory_numbers(account: MemoryAccount) -> dict[str, int]:

@@ -32,6 +32,7 @@ class WorkerSpec:
         attention_backend: value of --attention-backend; see `attention.select`.
         gpu_memory_utilization: share of a GPU's memory that the worker may use; it sizes the KV cache unless
             one of the two options above does. Of no meaning on a CPU.
+        debug_no_sync: make an error of what has the host wait for a GPU within a step.
     """
 
     model_path: str
@@ -51,6 +52,7 @@ class WorkerSpec:
     lazy_graphs: bool = True
     attention_backend: str = "auto"
     gpu_memory_utilization: float = 0.9
+    debug_no_sync: bool = False
 
 
 def parse_capture_sizes(words: Iterable[str]) -> tuple[int, ...]:

@@ -25,12 +25,13 @@ from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.mode import RuntimeMode
 from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
+from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.registry import build_model
-from streamserve.worker.numbers import graph_numbers, memory_numbers
-from streamserve.worker.runner import ModelRunner
+from streamserve.worker.numbers import graph_numbers, link_numbers, memory_numbers
+from streamserve.worker.runner import LaunchedStep, ModelRunner
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.sizing import begin_profile, measure
@@ -121,9 +122,16 @@ class Worker:
         )
 
     def execute(self, diff: StepDiff) -> StepResult:
-        """Runs one step. Only between `start` and `close`."""
+        """Runs one step and waits for it. Only between `start` and `close`."""
+        return self.launch(diff).result()
+
+    def launch(self, diff: StepDiff) -> LaunchedStep:
+        """Has the device run one step behind those before. Only between `start` and `close`.
+
+        On a CPU it has run when this returns.
+        """
         assert self._runner is not None, "execute before start or after close"
-        return self._runner.run(diff)
+        return self._runner.launch(diff)
 
     def work_ahead(self) -> bool:
         """Captures a graph while nothing is to be run; False if all are there. Only after `start`."""
@@ -133,7 +141,9 @@ class Worker:
     def statistics(self) -> dict[str, int]:
         """The worker's part of a STATS frame (streamserve.messages). Only between `start` and `close`."""
         assert self._runner is not None, "asked before start or after close"
-        numbers = {} if self._runner.graphs is None else graph_numbers(self._runner.graphs)
+        numbers = link_numbers(self._runner.link)
+        if self._runner.graphs is not None:
+            numbers |= graph_numbers(self._runner.graphs)
         return numbers if self._account is None else numbers | memory_numbers(self._account)
 
     def graph_counters(self) -> GraphCounters | None:
@@ -178,7 +188,8 @@ class Worker:
         try:
             columns = SamplingColumns(spec.max_num_seqs, config.vocab_size, config.eos_token_ids)
             shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, max_model_len, spec.block_size)
-            return columns, InputBatch(shape, columns, device)
+            link = open_link(device, forbids_sync=spec.debug_no_sync)
+            return columns, InputBatch(shape, columns, device, link)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(
                 f"no memory for {spec.max_num_seqs} requests of {max_model_len} tokens; "
@@ -199,9 +210,9 @@ def _choose_attention(
         choice = choose_attention_backend(spec.attention_backend, facts)
         if choice.label == "Triton" and device.type == "cpu" and wants_full:
             raise ConfigError(
-                "--attention-backend triton: an emulated FULL graph holds operations of torch, not kernels in "
-                "Triton's interpreter, and would be replayed without attention; use --cudagraph-mode PIECEWISE "
-                "or NONE, or --attention-backend auto"
+                "--attention-backend triton: an emulated FULL graph holds operations of torch, not kernels "
+                "in Triton's interpreter, and would be replayed without attention; use --cudagraph-mode "
+                "PIECEWISE or NONE, or --attention-backend auto"
             )
     logger.info(choice.reason)
     return choice

@@ -148,8 +148,10 @@ def test_graphs_and_the_memory_of_a_gpu() -> None:
     assert samples["streamserve:graphs_bytes"] == 1 << 30
     assert samples["streamserve:gpu_memory_bytes{part=weights}"] == 15 << 30
     assert samples["streamserve:gpu_memory_bytes{part=cache}"] == 50 << 30
+    assert samples["streamserve:device_gaps_total"] == 1000
+    assert samples["streamserve:device_gap_seconds_total"] == 0.02
     on_a_cpu = Server().samples(EngineNumbers(FACTS, GAUGES))
-    assert not [name for name in on_a_cpu if "graph" in name or "gpu_memory" in name]
+    assert not [name for name in on_a_cpu if "graph" in name or "gpu_memory" in name or "gap" in name]
 
 
 def test_without_an_engine_there_are_no_numbers_of_one() -> None:

@@ -61,7 +61,7 @@ def test_emulated_full_graphs_cannot_hold_its_kernels(
     tiny_model: Path, spec_for: Callable[..., WorkerSpec], mode: str
 ) -> None:
     spec = spec_for(tiny_model, attention_backend="triton", cudagraph_mode=mode)
-    with pytest.raises(ConfigError, match="--attention-backend triton: .* use --cudagraph-mode PIECEWISE"):
+    with pytest.raises(ConfigError, match=r"--attention-backend triton: .* use --cudagraph-mode PIECEWISE"):
         Worker(spec).start(lambda what, share: None)
 
 
