@@ -195,7 +195,7 @@ class EngineLoop:
             outbox.stop_waiting()
 
 
-def _executor(spec: WorkerSpec, overlaps: bool | None) -> Executor:
+def choose_executor(spec: WorkerSpec, overlaps: bool | None) -> Executor:
     """Steps overlap on a GPU unless told otherwise; on a CPU they do if told to, in a thread."""
     if spec.device == "cuda":
         return InlineExecutor(spec) if overlaps is False else OverlappedExecutor(spec)
@@ -214,7 +214,7 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     device = InlineExecutor.device(config.model.device)
     model = ResolvedModel.wait(Notice.attach(bootstrap.model), rings.bell)
     spec = worker_spec(config, device, model)
-    executor = _executor(spec, config.scheduler.async_scheduling)
+    executor = choose_executor(spec, config.scheduler.async_scheduling)
     facts = executor.start(ready.progress)
     hasher = BlockHasher(bytes.fromhex(bootstrap.secret), spec.block_size)
     limits, policy = scheduler_limits(spec, facts, config), config.scheduler.scheduling_policy
