@@ -38,6 +38,27 @@ STATS is flat; all values are whole numbers. Counters go up from the start of th
     schedule_ns, execute_ns,      counters: host time of all steps, in three parts: taking messages in and
     settle_ns                     deciding; the worker; taking tokens in and sending them
     last_schedule_ns, last_…      the same of the last step alone
+
+From a worker with graphs:
+
+    graph_steps_none, _piecewise, counters: steps by how their forward ran
+    _full
+    graph_padded_tokens           counter: rows that were run for nothing
+    graph_fallbacks               counter: steps that ran eagerly although their kind has graphs
+    graphs_captured, _waiting     graphs that are there; that are still to be captured
+    graphs_bytes                  memory of the GPU that those captured take
+
+From a worker on a GPU:
+
+    device_gaps, device_gap_ns    counters: pairs of steps of which the second was launched before the first
+                                  was read; time between them in which the GPU had nothing to do
+
+From a worker on a GPU that measured its memory (streamserve.worker.memory_profile), in bytes:
+
+    gpu_memory_total, _budget     of the device; what of it the server may use
+    gpu_memory_weights, _buffers, what it uses it for; graphs as estimated before they were captured
+    _activations, _graphs, _other,
+    _cache
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ def test_the_file_can_be_named_by_a_variable_and_its_keys_written_like_flags(tmp
         ("--port -1", {}, ("--port", "minimum of 0")),
         ("--dtype int3", {}, ("--dtype", "int3", "bfloat16")),
         ("--kv-cache-memory 4X", {}, ("--kv-cache-memory", "4X")),
+        ("--gpu-memory-utilization 1.5", {}, ("--gpu-memory-utilization", "above 1")),
         ("--max-num-seqs 0", {}, ("--max-num-seqs", "minimum of 1")),
         ("--drain-timeout nan", {}, ("--drain-timeout", "'nan'")),
         ("--startup-timeout inf", {}, ("--startup-timeout", "'inf'")),

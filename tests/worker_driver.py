@@ -192,6 +192,13 @@ class Driver:
                 request.prompt_logprobs[part.start + index] = _row(part.logprobs, index, num_top)
 
 
+def logprobs_of(sampled: Any) -> Logprobs | None:
+    """What a `Sampled` has to say of its tokens, on the host."""
+    if sampled.report is None:
+        return None
+    return sampled.report.among_all(Logprobs(*(part.numpy() for part in sampled.report.read.tensors())))
+
+
 def _row(logprobs: Logprobs, index: int, num_top: int) -> LogprobRow:
     columns = (logprobs.chosen, logprobs.top_ids, logprobs.top)
     assert [column.dtype for column in columns] == [np.float32, np.int32, np.float32]

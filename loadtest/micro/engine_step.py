@@ -95,6 +95,14 @@ class BatchWithoutModel:
             self._batch.commit(step, sampled)
             return Finished(StepResult(diff.step, step.sample_slots, sampled.numpy()))
 
+    def work_ahead(self) -> bool:
+        """Nothing to do."""
+        return False
+
+    def statistics(self) -> dict[str, int]:
+        """Nothing to say."""
+        return {}
+
 
 def _bytes_of(diff: StepDiff) -> int:
     """What a `StepDiff` would take on its way to another process."""

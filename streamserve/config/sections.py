@@ -64,9 +64,17 @@ class CacheConfig:
     )
     kv_cache_memory: int | None = option(
         None,
-        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G.",
+        "Bytes for the KV cache (512M, 4G …); the default is a quarter of the free memory, at most 4G, and "
+        "on a GPU what --gpu-memory-utilization leaves.",
         kind="bytes",
         minimum=1,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory that the server may use, weights and all; what is left of it becomes KV "
+        "cache. Without meaning on a CPU, or where one of the two options beside it gives the size.",
+        kind="float",
+        minimum=0.01,
     )
     num_gpu_blocks_override: int | None = option(
         None, "Exact number of KV cache blocks, whatever the memory.", kind="count", minimum=1
@@ -111,7 +119,8 @@ class SchedulerConfig:
     )
     async_scheduling: bool | None = option(
         None,
-        "Decide the next step while the last one runs; the default is no on a CPU, where it does not pay.",
+        "Decide the next step while the last one runs; the default is yes on a GPU and no on a CPU, where it "
+        "does not pay.",
         kind="bool",
     )
 
@@ -149,6 +158,11 @@ class WorkerConfig:
     enforce_eager: bool = option(False, "Run everything without CUDA graphs.", kind="bool")
     lazy_graphs: bool = option(
         True, "Capture graphs while the server already serves, rather than before.", kind="bool"
+    )
+    debug_no_sync: bool = option(
+        False,
+        "For developers: end the engine with an error if anything within a step has it wait for the GPU.",
+        kind="bool",
     )
 
 

@@ -87,6 +87,9 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--allow-credentials: needs --allowed-origins by name, not *.")
     if server.root_path and (not server.root_path.startswith("/") or server.root_path.endswith("/")):
         problems.append("--root-path: must begin and must not end with a slash.")
+    if config.cache.gpu_memory_utilization > 1:
+        given = config.cache.gpu_memory_utilization
+        problems.append(f"--gpu-memory-utilization: {given:g} is above 1, which is the whole GPU.")
     return problems
 
 

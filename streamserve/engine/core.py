@@ -133,6 +133,10 @@ class EngineCore:
                 del messages, payload
                 inbox.release()
 
+    def work_ahead(self) -> bool:
+        """Has workers use the time while there is nothing to run; False if they have nothing to do either."""
+        return self._executor.work_ahead()
+
     def seconds_to_deadline(self) -> float | None:
         """How long nothing needs to be done if nothing comes in; None for as long as one likes."""
         deadline_ns = self._scheduler.next_deadline_ns
@@ -140,7 +144,11 @@ class EngineCore:
 
     def statistics(self) -> dict[str, int]:
         """The numbers of a STATS frame (streamserve.messages)."""
-        return asdict(self._scheduler.statistics()) | self._meter.numbers()
+        return {
+            **asdict(self._scheduler.statistics()),
+            **self._meter.numbers(),
+            **self._executor.statistics(),
+        }
 
     def _handle(self, frontend: int, kind: int, payload: memoryview) -> None:
         # Frontends send only valid frames; should one be broken all the same, it costs that request alone.

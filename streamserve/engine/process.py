@@ -19,7 +19,9 @@ from typing import Any
 from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe, ResolvedModel
 from streamserve.config import Config
 from streamserve.engine.core import EngineCore
+from streamserve.engine.executor.base import Executor
 from streamserve.engine.executor.inline import InlineExecutor
+from streamserve.engine.executor.overlapped import OverlappedExecutor
 from streamserve.engine.executor.threaded import ThreadedExecutor
 from streamserve.engine.outbox import Outbox
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -100,6 +102,8 @@ def worker_spec(config: Config, device: str, model: ResolvedModel) -> WorkerSpec
         cudagraph_mode="NONE" if config.worker.enforce_eager else config.worker.cudagraph_mode,
         cudagraph_capture_sizes=parse_capture_sizes(config.worker.cudagraph_capture_sizes),
         lazy_graphs=config.worker.lazy_graphs,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
+        debug_no_sync=config.worker.debug_no_sync,
     )
 
 
@@ -140,7 +144,7 @@ def hello(bootstrap: Bootstrap, name: str, spec: WorkerSpec, facts: WorkerFacts)
 
 
 class EngineLoop:
-    """Steps while there is work and sleeps on the bell while there is none."""
+    """Steps while there is work; else has workers use the time, piece by piece; else sleeps on the bell."""
 
     def __init__(self, core: EngineCore, rings: Rings) -> None:
         self._core = core
@@ -161,7 +165,7 @@ class EngineLoop:
                 if outbox.has_backlog:
                     outbox.flush()
             self._report()
-            if not busy:
+            if not busy and not self._core.work_ahead():
                 self._sleep()
 
     def _report(self) -> None:
@@ -191,6 +195,13 @@ class EngineLoop:
             outbox.stop_waiting()
 
 
+def choose_executor(spec: WorkerSpec, overlaps: bool | None) -> Executor:
+    """Steps overlap on a GPU unless told otherwise; on a CPU they do if told to, in a thread."""
+    if spec.device == "cuda":
+        return InlineExecutor(spec) if overlaps is False else OverlappedExecutor(spec)
+    return ThreadedExecutor(spec) if overlaps else InlineExecutor(spec)
+
+
 def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     """Starts the engine and runs it to its end.
 
@@ -203,7 +214,7 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
     device = InlineExecutor.device(config.model.device)
     model = ResolvedModel.wait(Notice.attach(bootstrap.model), rings.bell)
     spec = worker_spec(config, device, model)
-    executor = ThreadedExecutor(spec) if config.scheduler.async_scheduling else InlineExecutor(spec)
+    executor = choose_executor(spec, config.scheduler.async_scheduling)
     facts = executor.start(ready.progress)
     hasher = BlockHasher(bytes.fromhex(bootstrap.secret), spec.block_size)
     limits, policy = scheduler_limits(spec, facts, config), config.scheduler.scheduling_policy

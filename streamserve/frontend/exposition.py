@@ -62,6 +62,7 @@ class _Shown:
     Attributes:
         name, kind, help, labels: as of a `Family`.
         series: values of the labels, and how each number is had from a STATS frame.
+        needs: a number of the frame; without it the metric is left out. None shows it always.
     """
 
     name: str
@@ -69,6 +70,7 @@ class _Shown:
     help: str
     series: tuple[tuple[tuple[str, ...], Callable[[Gauges], float]], ...]
     labels: tuple[str, ...] = ()
+    needs: str | None = None
 
 
 def _single(name: str, kind: Kind, help: str, value: Callable[[Gauges], float]) -> _Shown:
@@ -77,6 +79,8 @@ def _single(name: str, kind: Kind, help: str, value: Callable[[Gauges], float]) 
 
 # Host time of all steps, and of the last one, by what it was spent on.
 _PHASES = ("schedule", "execute", "settle")
+_HAS_GRAPHS = "graph_fallbacks"
+_MEMORY_PARTS = ("total", "budget", "weights", "buffers", "activations", "graphs", "other", "cache")
 _ENGINE = (
     _single("vllm:num_requests_running", Kind.GAUGE, "Requests in the running batch.", _number("running")),
     _single(
@@ -116,6 +120,65 @@ _ENGINE = (
         "The same of the last step.",
         tuple(((phase,), _seconds(f"last_{phase}_ns")) for phase in _PHASES),
         ("phase",),
+    ),
+    _Shown(
+        "streamserve:graph_steps",
+        Kind.COUNTER,
+        "Steps by how their forward ran: from one CUDA graph, from pieces, or eagerly.",
+        tuple(((mode,), _number(f"graph_steps_{mode.lower()}")) for mode in ("FULL", "PIECEWISE", "NONE")),
+        ("mode",),
+        needs=_HAS_GRAPHS,
+    ),
+    _Shown(
+        "streamserve:graph_padded_tokens",
+        Kind.COUNTER,
+        "Rows that were run for nothing, since graphs have fixed sizes.",
+        (((), _number("graph_padded_tokens")),),
+        needs=_HAS_GRAPHS,
+    ),
+    _Shown(
+        "streamserve:graph_fallbacks",
+        Kind.COUNTER,
+        "Steps that ran eagerly although their kind has graphs: too large, or not captured yet.",
+        (((), _number("graph_fallbacks")),),
+        needs=_HAS_GRAPHS,
+    ),
+    _Shown(
+        "streamserve:graphs",
+        Kind.GAUGE,
+        "CUDA graphs that are there, and that are still to be captured.",
+        tuple(((state,), _number(f"graphs_{state}")) for state in ("captured", "waiting")),
+        ("state",),
+        needs=_HAS_GRAPHS,
+    ),
+    _Shown(
+        "streamserve:graphs_bytes",
+        Kind.GAUGE,
+        "Memory of the GPU that the captured graphs take.",
+        (((), _number("graphs_bytes")),),
+        needs=_HAS_GRAPHS,
+    ),
+    _Shown(
+        "streamserve:device_gap_seconds",
+        Kind.COUNTER,
+        "Time between steps in which the GPU waited for the host, over the pairs of steps that overlap.",
+        (((), _seconds("device_gap_ns")),),
+        needs="device_gaps",
+    ),
+    _Shown(
+        "streamserve:device_gaps",
+        Kind.COUNTER,
+        "Those pairs.",
+        (((), _number("device_gaps")),),
+        needs="device_gaps",
+    ),
+    _Shown(
+        "streamserve:gpu_memory_bytes",
+        Kind.GAUGE,
+        "Where the GPU's memory goes, as measured at the start; graphs as they were estimated.",
+        tuple(((part,), _number(f"gpu_memory_{part}")) for part in _MEMORY_PARTS),
+        ("part",),
+        needs="gpu_memory_total",
     ),
 )
 _STEP_TOKENS = "step_tokens_le_"
@@ -231,6 +294,8 @@ class Exposition:
 
     def _show_engine(self, text: Text, engine: EngineNumbers) -> None:
         for shown in _ENGINE:
+            if shown.needs is not None and shown.needs not in engine.gauges:
+                continue
             text.begin(shown.name, shown.kind, shown.help)
             for values, number in shown.series:
                 labels = [*self._base, *zip(shown.labels, values, strict=True)]

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from streamserve.engine.step import EMPTY, Int32Array, Join, StepDiff
+from streamserve.worker.link import DeviceLink, open_link
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.staging import StagedArray
 from streamserve.worker.token_pool import Int64Array, TokenPool
@@ -133,30 +134,41 @@ class _StepBuffers:
         sample_rows: as in `StepInputs`.
     """
 
-    def __init__(self, max_seqs: int, max_tokens: int, device: torch.device) -> None:
-        self.token_index = StagedArray(max_tokens, torch.int64, device)
-        self.positions = StagedArray(max_tokens, torch.int64, device)
-        self.slot_mapping = StagedArray(max_tokens, torch.int64, device)
-        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self.sample_index = StagedArray(max_seqs, torch.int64, device)
-        self.sample_rows = StagedArray(max_seqs, torch.int64, device)
+    def __init__(self, max_seqs: int, max_tokens: int, link: DeviceLink) -> None:
+        self.token_index = StagedArray(max_tokens, torch.int64, link)
+        self.positions = StagedArray(max_tokens, torch.int64, link)
+        self.slot_mapping = StagedArray(max_tokens, torch.int64, link)
+        self.token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=link.device)
+        self.sample_index = StagedArray(max_seqs, torch.int64, link)
+        self.sample_rows = StagedArray(max_seqs, torch.int64, link)
 
 
 class InputBatch:
     """Mirror of the scheduler's slots.
 
+    Attributes:
+        link: the way to the device, for all that a step sends there.
+
     Args:
         shape: bounds of every step.
         columns: the slots' sampling settings; joins are written there too.
         device: where the model runs.
+        link: the way there; None opens one.
     """
 
-    def __init__(self, shape: BatchShape, columns: SamplingColumns, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: BatchShape,
+        columns: SamplingColumns,
+        device: torch.device,
+        link: DeviceLink | None = None,
+    ) -> None:
+        self.link = link = link or open_link(device)
         self.shape = shape
         self.columns = columns
         seqs = shape.max_num_seqs
         # One more than may be computed: the last token of a full request is sampled but never run.
-        self.tokens = TokenPool(seqs, shape.max_model_len + 1, device)
+        self.tokens = TokenPool(seqs, shape.max_model_len + 1, device, link)
         self.block_table = np.zeros((seqs, -(-shape.max_model_len // shape.block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(seqs, dtype=np.int32)
         # Leading blocks of each slot that a copy of block_table on the device already has. Whoever keeps such
@@ -164,7 +176,7 @@ class InputBatch:
         self.num_mirrored = np.zeros(seqs, dtype=np.int32)
         self.num_known = np.zeros(seqs, dtype=np.int32)
         self.num_computed = np.zeros(seqs, dtype=np.int32)
-        self._buffers = _StepBuffers(seqs, max(shape.max_num_tokens, seqs), device)
+        self._buffers = _StepBuffers(seqs, max(shape.max_num_tokens, seqs), link)
         self._layout = self._lay_out(EMPTY, EMPTY)
         # slot → (num_prompt, num_top) of prompts whose log probabilities are wanted and not all computed.
         self._reporting: dict[int, tuple[int, int]] = {}

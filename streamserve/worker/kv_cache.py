@@ -13,10 +13,8 @@ from streamserve.worker.spec import WorkerSpec
 
 # Below this nothing can run: one block for the request at work and one for its next token.
 MIN_BLOCKS = 2
-_CPU_DEFAULT_LIMIT = 4 << 30
-_CPU_SHARE = 0.25
-# What is left of a GPU's free memory holds activations and the allocator's slack.
-_CUDA_SHARE = 0.85
+_DEFAULT_LIMIT = 4 << 30
+_DEFAULT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +36,21 @@ def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> i
 
 
 def choose_num_blocks(
-    spec: WorkerSpec, max_model_len: int, bytes_per_block: int, device: torch.device
+    spec: WorkerSpec,
+    max_model_len: int,
+    bytes_per_block: int,
+    device: torch.device,
+    profiled_bytes: int | None = None,
 ) -> int:
     """How many blocks the cache gets.
 
     Args:
-        spec: `num_blocks_override` wins, then `kv_cache_memory`, then a share of the free memory.
+        spec: `num_blocks_override` wins, then `kv_cache_memory`, then what was measured, then a share of the
+            free memory.
         max_model_len: with `max_num_seqs` it bounds what could ever be in use.
         bytes_per_block: from `block_bytes`.
         device: where the cache will be.
+        profiled_bytes: what `memory_profile` leaves for it; None where nothing was measured.
 
     Raises:
         ConfigError: too little memory for two blocks, or more asked for than there is.
@@ -57,8 +61,10 @@ def choose_num_blocks(
     else:
         option = "--kv-cache-memory"
         limit = spec.kv_cache_memory
+        if limit is None and profiled_bytes is not None:
+            option, limit = "--gpu-memory-utilization", profiled_bytes
         if limit is None:
-            limit = _default_bytes(free, device)
+            limit = min(_DEFAULT_LIMIT, int(free * _DEFAULT_SHARE))
         usable = spec.max_num_seqs * -(-max_model_len // spec.block_size)
         num_blocks = min(limit // bytes_per_block, max(usable, MIN_BLOCKS))
     if num_blocks < MIN_BLOCKS:
@@ -88,12 +94,7 @@ def allocate(
         tensors = [zeros(shape, dtype, device) for _ in range(2 * config.num_layers)]
     except (MemoryError, RuntimeError) as error:
         raise ConfigError(
-            f"no memory for {num_blocks} KV cache blocks; lower --kv-cache-memory or --max-num-seqs"
+            f"no memory for {num_blocks} KV cache blocks; lower --kv-cache-memory, --max-num-seqs or, on a "
+            "GPU, --gpu-memory-utilization"
         ) from error
     return KVCache(tensors[::2], tensors[1::2])
-
-
-def _default_bytes(free: int, device: torch.device) -> int:
-    if device.type == "cpu":
-        return min(_CPU_DEFAULT_LIMIT, int(free * _CPU_SHARE))
-    return int(free * _CUDA_SHARE)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from streamserve.engine.step import Int32Array
+from streamserve.worker.link import DeviceLink
 from streamserve.worker.sampling_columns import SamplingColumns, TokenLists
 from streamserve.worker.token_pool import Int64Array, TokenPool
 
@@ -24,13 +24,13 @@ class AllowedIds:
     Args:
         allowed: row of the logits → int64[n], its ids.
         vocab_size: width of the logits.
-        device: where they are.
+        link: to where they are.
     """
 
-    def __init__(self, allowed: dict[int, Int64Array], vocab_size: int, device: torch.device) -> None:
-        self._rows = torch.tensor(list(allowed), device=device)
+    def __init__(self, allowed: dict[int, Int64Array], vocab_size: int, link: DeviceLink) -> None:
+        self._rows = link.upload(np.array(list(allowed), dtype=np.int64))
         index = np.concatenate([ids + row * vocab_size for row, ids in allowed.items()])
-        self._index = torch.from_numpy(index).to(device)
+        self._index = link.upload(index)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Masks float32[k, vocab_size] in place."""
@@ -69,14 +69,14 @@ class BadWords:
         self._slot = slots[self._rows[self._word]]
         self._back = np.array([back for _, word in pairs for back in range(len(word) - 1, 0, -1)], np.int64)
         begins = [token for _, word in pairs for token in word[:-1]]
-        self._begins = self._to_device(np.array(begins, dtype=np.int64))
-        self._word_on_device = self._to_device(self._word)
-        self._index = self._to_device(self._rows * vocab_size + last_ids)
+        self._begins = self._pool.link.upload(np.array(begins, dtype=np.int64))
+        self._word_on_device = self._pool.link.upload(self._word)
+        self._index = self._pool.link.upload(self._rows * vocab_size + last_ids)
 
     def apply(self, logits: torch.Tensor, positions: Int32Array) -> None:
         """Masks float32[k, vocab_size] in place; positions int32[k], known tokens of each row."""
         ends = positions[self._rows]
-        has_room = self._to_device(self._begin_lens <= ends)
+        has_room = self._pool.link.upload(self._begin_lens <= ends)
         places = np.maximum(ends[self._word] - self._back, 0)
         differs = (self._pool.at(self._slot, places) != self._begins).to(torch.float32)
         num_different = torch.zeros(len(self._rows), device=logits.device)
@@ -86,9 +86,6 @@ class BadWords:
         # Words of a row may share their last token: whichever of them is hit wins.
         logits.view(-1).scatter_reduce_(0, self._index, bounds, "amin")
 
-    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._pool.device)
-
 
 class MinTokens:
     """No end before `min_tokens`: masks the ids that would end a row too early.
@@ -97,22 +94,18 @@ class MinTokens:
         rows: int64[r], rows of the logits that have a least length.
         until: int64[r], known tokens from which on each may end.
         stop_ids: int64[r, w].
-        device: where the logits are.
+        link: to where the logits are.
     """
 
-    def __init__(
-        self, rows: Int64Array, until: Int64Array, stop_ids: Int64Array, device: torch.device
-    ) -> None:
-        self._rows, self._until, self._stop_ids, self._device = rows, until, stop_ids, device
+    def __init__(self, rows: Int64Array, until: Int64Array, stop_ids: Int64Array, link: DeviceLink) -> None:
+        self._rows, self._until, self._stop_ids, self._link = rows, until, stop_ids, link
 
     def apply(self, logits: torch.Tensor, positions: Int32Array) -> None:
         """Masks float32[k, vocab_size] in place; positions int32[k], known tokens of each row."""
         is_early = positions[self._rows] < self._until
         if is_early.any():
-            rows, ids = (
-                torch.from_numpy(part[is_early]).to(self._device) for part in (self._rows, self._stop_ids)
-            )
-            logits[rows.unsqueeze(1), ids] = -torch.inf
+            index = self._rows[is_early, None] * logits.shape[1] + self._stop_ids[is_early]
+            logits.view(-1).index_fill_(0, self._link.upload(index.ravel()), -torch.inf)
 
 
 class Fallback:
@@ -122,7 +115,7 @@ class Fallback:
         candidates: row of the logits → int64[n], ids that may be left.
         eos_token_id: what such a row is given; None takes its likeliest token.
         vocab_size: width of the logits.
-        device: where they are.
+        link: to where they are.
     """
 
     def __init__(
@@ -130,13 +123,13 @@ class Fallback:
         candidates: dict[int, Int64Array],
         eos_token_id: int | None,
         vocab_size: int,
-        device: torch.device,
+        link: DeviceLink,
     ) -> None:
         self._eos_token_id = eos_token_id
-        self._rows = torch.tensor(list(candidates), device=device)
+        self._rows = link.upload(np.array(list(candidates), dtype=np.int64))
         index = np.concatenate([ids + row * vocab_size for row, ids in candidates.items()])
         owners = np.repeat(np.arange(len(candidates)), [len(ids) for ids in candidates.values()])
-        self._index, self._owners = (torch.from_numpy(part).to(device) for part in (index, owners))
+        self._index, self._owners = link.upload(index), link.upload(owners)
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """int64[r], a token for each row, from logits that nothing has been masked in."""
@@ -176,19 +169,19 @@ class LogitMasks:
         words = {row: one.bad_words for row, one in lists.items() if one.bad_words}
         early_rows = np.flatnonzero(columns.stops_from[slots])
         early_slots = slots[early_rows]
-        device = pool.device
-        self._allowed = AllowedIds(allowed, vocab_size, device) if allowed else None
+        link = pool.link
+        self._allowed = AllowedIds(allowed, vocab_size, link) if allowed else None
         self._bad_words = BadWords(words, slots, pool, vocab_size) if words else None
         self._min_tokens = None
         if len(early_rows):
             until, stop_ids = columns.stops_from[early_slots], columns.stop_ids[early_slots]
-            self._min_tokens = MinTokens(early_rows, until, stop_ids, device)
+            self._min_tokens = MinTokens(early_rows, until, stop_ids, link)
         num_stop_ids: int = columns.stop_ids.shape[1]
         candidates = _rows_at_risk(lists, dict.fromkeys(early_rows.tolist(), num_stop_ids), vocab_size)
         self._fallback = None
         if candidates:
             eos = columns.eos_token_ids
-            self._fallback = Fallback(candidates, eos[0] if eos else None, vocab_size, device)
+            self._fallback = Fallback(candidates, eos[0] if eos else None, vocab_size, link)
 
     def apply(self, logits: torch.Tensor, positions: Int32Array) -> None:
         """Masks float32[k, vocab_size] in place; positions int32[k], known tokens of each row."""

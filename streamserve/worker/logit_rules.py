@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from streamserve.engine.step import EMPTY, Int32Array
+from streamserve.worker.link import DeviceLink
 from streamserve.worker.logit_masks import LogitMasks
 from streamserve.worker.penalties import OccurrenceCounter, Penalties
 from streamserve.worker.sampling_columns import SamplingColumns, TokenLists
@@ -27,13 +28,13 @@ class LogitBias:
     Args:
         lists: row of the logits → what its request says about single tokens.
         vocab_size: width of the logits.
-        device: where they are.
+        link: to where they are.
     """
 
-    def __init__(self, lists: Mapping[int, TokenLists], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, lists: Mapping[int, TokenLists], vocab_size: int, link: DeviceLink) -> None:
         index = np.concatenate([one.bias_ids + row * vocab_size for row, one in lists.items()])
         biases = np.concatenate([one.biases for one in lists.values()])
-        self._index, self._biases = torch.from_numpy(index).to(device), torch.from_numpy(biases).to(device)
+        self._index, self._biases = link.upload(index), link.upload(biases)
 
     def apply(self, logits: torch.Tensor, positions: Int32Array) -> None:
         """Shifts float32[k, vocab_size] in place."""
@@ -74,7 +75,7 @@ class LogitRules:
             rule.apply(logits, positions)
 
     def _bind(self, slots: Int32Array) -> list[_Rule]:
-        columns, device = self._columns, self._pool.device
+        columns = self._columns
         lists = {
             row: columns.token_lists[slot]
             for row, slot in enumerate(slots.tolist())
@@ -84,7 +85,7 @@ class LogitRules:
         if lists or columns.stops_from[slots].any():
             rules.append(LogitMasks(columns, lists, slots, self._pool, self._vocab_size))
         if any(len(one.bias_ids) for one in lists.values()):
-            rules.append(LogitBias(lists, self._vocab_size, device))
+            rules.append(LogitBias(lists, self._vocab_size, self._pool.link))
         if columns.has_penalties[slots].any():
             rules.append(Penalties(columns, slots, self._pool, self._counter))
         return rules

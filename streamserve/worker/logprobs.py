@@ -32,11 +32,9 @@ class DeviceLogprobs:
     top_ids: torch.Tensor
     top: torch.Tensor
 
-    def to_host(self) -> Logprobs:
-        """Waits for the device and copies."""
-        return Logprobs(
-            self.chosen.cpu().numpy(), self.top_ids.to(torch.int32).cpu().numpy(), self.top.cpu().numpy()
-        )
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `Logprobs` is made of, in its number formats."""
+        return self.chosen, self.top_ids.to(torch.int32), self.top
 
 
 def read_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> DeviceLogprobs:
@@ -63,8 +61,8 @@ def read_prompt_logprobs(
     output_logits: Callable[[torch.Tensor], torch.Tensor],
     pool: TokenPool,
     vocab_size: int,
-) -> list[PromptLogprobs]:
-    """Log probabilities of the prompt tokens that a step predicts, for each of `spans`.
+) -> DeviceLogprobs:
+    """Log probabilities of the prompt tokens that a step predicts, one of `spans` after the other.
 
     Args:
         spans: what is wanted; at least one.
@@ -80,12 +78,12 @@ def read_prompt_logprobs(
     slots = np.array([span.slot for span in spans], dtype=np.int32)
     token_ids, _ = pool.spans(slots, starts, starts + counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows = torch.from_numpy(np.repeat(first_rows, counts) + within).to(hidden.device)
+    rows = pool.link.upload(np.repeat(first_rows, counts) + within)
     parts = [
         read_logprobs(output_logits(hidden.index_select(0, rows[tile])), token_ids[tile], num_top)
         for tile in _tiles(len(rows), vocab_size, _LOGITS_TILE)
     ]
-    return _split(_join(parts).to_host(), spans)
+    return _join(parts)
 
 
 def top_tokens(logits: torch.Tensor, count: int) -> torch.Tensor:
@@ -138,8 +136,13 @@ def _join(parts: Sequence[DeviceLogprobs]) -> DeviceLogprobs:
     )
 
 
-def _split(logprobs: Logprobs, spans: Sequence[PromptSpan]) -> list[PromptLogprobs]:
-    """Cuts rows into those of each span, each as wide as its request asked for."""
+def split_by_span(logprobs: Logprobs, spans: Sequence[PromptSpan]) -> list[PromptLogprobs]:
+    """Cuts rows into those of each span, each as wide as its request asked for.
+
+    Args:
+        logprobs: what `read_prompt_logprobs` found for `spans`, on the host.
+        spans: as given there.
+    """
     results = []
     first = 0
     for span in spans:

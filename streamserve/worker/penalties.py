@@ -10,7 +10,6 @@ preemption, in a resumed stream, and for several tokens a step.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from streamserve.engine.step import Int32Array
@@ -65,11 +64,11 @@ class Penalties:
         self._counted = np.flatnonzero((presence != 0.0) | (frequency != 0.0))
         self._repeating_slots, self._counted_slots = slots[self._repeating], slots[self._counted]
         self._num_prompt: Int64Array = columns.num_prompt[self._counted_slots]
-        self._repeating_on_device = self._to_device(self._repeating)
-        self._counted_on_device = self._to_device(self._counted)
-        self._repetition = self._to_device(repetition[self._repeating])
-        self._presence = self._to_device(presence[self._counted])
-        self._frequency = self._to_device(frequency[self._counted]) if frequency.any() else None
+        self._repeating_on_device = pool.link.upload(self._repeating)
+        self._counted_on_device = pool.link.upload(self._counted)
+        self._repetition = pool.link.upload(repetition[self._repeating])
+        self._presence = pool.link.upload(presence[self._counted])
+        self._frequency = pool.link.upload(frequency[self._counted]) if frequency.any() else None
 
     def apply(self, logits: torch.Tensor, positions: Int32Array) -> None:
         """Penalises float32[k, vocab_size] in place; positions int32[k], known tokens of each row."""
@@ -98,6 +97,3 @@ class Penalties:
             counts = self._counter.count(counted, len(self._counted) * logits.shape[1])
             values.sub_(counts.mul_(self._frequency.index_select(0, owners)))
         flat.index_copy_(0, index, values.sub_(self._presence.index_select(0, owners)))
-
-    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._pool.device)

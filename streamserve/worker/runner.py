@@ -1,17 +1,53 @@
-"""Runs one step: patch the batch, lay it out, forward, sample."""
+"""Runs one step: patch the batch, lay it out, forward, sample. What came of it is read later."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from streamserve.engine.step import EMPTY, PromptLogprobs, StepDiff, StepResult
+from streamserve.engine.step import EMPTY, StepDiff, StepResult
+from streamserve.messages import Logprobs
 from streamserve.worker.attention.base import AttentionBackend
 from streamserve.worker.batch import InputBatch, StepInputs
 from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.runner import GraphRunner
-from streamserve.worker.logprobs import read_prompt_logprobs
+from streamserve.worker.link import Fetched
+from streamserve.worker.logprobs import DeviceLogprobs, read_prompt_logprobs, split_by_span
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.sampler import Sampled, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device has been asked for, and perhaps not done yet.
+
+    Attributes:
+        number: of the step.
+        inputs: what it ran; the tensors in it are the next step's by now.
+        sampled: on the device; None if nobody sampled.
+        fetched: what `sampled` and the log probabilities of prompts come to on the host, in that order.
+    """
+
+    number: int
+    inputs: StepInputs
+    sampled: Sampled | None
+    fetched: Fetched
+
+    def result(self) -> StepResult:
+        """Waits for the step."""
+        arrays = iter(self.fetched.wait())
+        slots, token_ids, logprobs = EMPTY, EMPTY, None
+        if self.sampled is not None:
+            slots, token_ids = self.inputs.sample_slots, next(arrays)
+            report = self.sampled.report
+            if report is not None:
+                logprobs = report.among_all(Logprobs(next(arrays), next(arrays), next(arrays)))
+        spans = self.inputs.prompt_spans
+        if not spans:
+            return StepResult(self.number, slots, token_ids, logprobs)
+        of_prompts = split_by_span(Logprobs(next(arrays), next(arrays), next(arrays)), spans)
+        return StepResult(self.number, slots, token_ids, logprobs, of_prompts)
 
 
 class ModelRunner:
@@ -19,6 +55,8 @@ class ModelRunner:
 
     Attributes:
         graphs: as given.
+        link: that of the batch.
+        lazy: captures graphs between steps; None while nothing does.
 
     Args:
         model: parameters loaded.
@@ -26,7 +64,6 @@ class ModelRunner:
         attention: bound to the KV cache.
         sampler: reads the batch's sampling columns.
         graphs: runs forwards from graphs; None runs them all eagerly.
-        lazy: captures graphs between steps; None when they are there already.
     """
 
     def __init__(
@@ -37,33 +74,48 @@ class ModelRunner:
         sampler: Sampler,
         *,
         graphs: GraphRunner | None = None,
-        lazy: LazyCapture | None = None,
     ) -> None:
+        attention.bind(batch)
+        self.link = batch.link
         self._model = model
         self._batch = batch
         self._attention = attention
         self._sampler = sampler
         self.graphs = graphs
-        self._lazy = lazy
+        self.lazy: LazyCapture | None = None
 
     def run(self, diff: StepDiff) -> StepResult:
-        """Applies `diff` and runs its step. Hot: once a step."""
+        """Applies `diff`, runs its step and waits for it."""
+        return self.launch(diff).result()
+
+    def launch(self, diff: StepDiff) -> LaunchedStep:
+        """Applies `diff` and asks the device for its step, behind all those before. Hot: once a step.
+
+        The tokens that it samples are in the token pool before the next step reads them, whether the host
+        has seen them or not. Nothing here waits for the device, except where a graph is captured.
+        """
         with torch.inference_mode():
-            if self._lazy is not None:
-                self._lazy.advance()
-            self._batch.apply(diff)
-            step = self._batch.prepare()
-            if step.num_tokens == 0:
-                return StepResult(diff.step, EMPTY, EMPTY)
-            hidden = self._forward(step)
-            prompt_logprobs = self._prompt_logprobs(step, hidden) if step.prompt_spans else ()
-            sampled = self._sample(step, hidden)
-            if sampled is None:
-                self._batch.commit(step, None)
-                return StepResult(diff.step, EMPTY, EMPTY, prompt_logprobs=prompt_logprobs)
-            self._batch.commit(step, sampled.token_ids)
-            token_ids = sampled.token_ids.cpu().numpy()
-            return StepResult(diff.step, step.sample_slots, token_ids, sampled.logprobs, prompt_logprobs)
+            if self.lazy is not None:
+                self.lazy.advance()
+            with self.link.step():
+                return self._launch(diff)
+
+    def _launch(self, diff: StepDiff) -> LaunchedStep:
+        batch, link = self._batch, self.link
+        batch.apply(diff)
+        step = batch.prepare()
+        if step.num_tokens == 0:
+            return LaunchedStep(diff.step, step, None, link.fetch(()))
+        hidden = self._forward(step)
+        of_prompts = self._prompt_logprobs(step, hidden).tensors() if step.prompt_spans else ()
+        sampled = self._sample(step, hidden)
+        batch.commit(step, None if sampled is None else sampled.token_ids)
+        wanted: list[torch.Tensor] = []
+        if sampled is not None:
+            wanted.append(sampled.token_ids)
+            if sampled.report is not None:
+                wanted += sampled.report.read.tensors()
+        return LaunchedStep(diff.step, step, sampled, link.fetch([*wanted, *of_prompts]))
 
     def _forward(self, step: StepInputs) -> torch.Tensor:
         if self.graphs is not None:
@@ -78,7 +130,7 @@ class ModelRunner:
         rows = hidden if step.sample_rows is None else hidden.index_select(0, step.sample_rows)
         return self._sampler.sample(self._model.logits(rows), step.sample_slots, step.sample_positions)
 
-    def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> list[PromptLogprobs]:
+    def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> DeviceLogprobs:
         model = self._model
         return read_prompt_logprobs(
             step.prompt_spans, hidden, model.logits, self._batch.tokens, model.config.vocab_size

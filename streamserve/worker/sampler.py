@@ -23,8 +23,9 @@ import torch
 from streamserve.engine.step import Int32Array
 from streamserve.messages import Logprobs
 from streamserve.worker.gumbel import gumbel_noise, noise_bits, row_keys
+from streamserve.worker.link import DeviceLink
 from streamserve.worker.logit_rules import LogitRules
-from streamserve.worker.logprobs import read_logprobs
+from streamserve.worker.logprobs import DeviceLogprobs, read_logprobs
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.token_pool import TokenPool
 
@@ -43,12 +44,42 @@ class Sampled:
     """What came of one step's logits.
 
     Attributes:
-        token_ids: int32[k] on the device.
-        logprobs: of `token_ids`; rows of slots that did not ask mean nothing. None when no slot asked.
+        token_ids: int32[k] on the device; nothing writes there later.
+        report: log probabilities of `token_ids`; None when no slot asked.
     """
 
     token_ids: torch.Tensor
-    logprobs: Logprobs | None = None
+    report: LogprobReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobReport:
+    """Log probabilities of the tokens of a step, still on the device.
+
+    Attributes:
+        read: a row for each slot that asked.
+        asking: int64[a], the places of those among all that sampled.
+        num_rows: k, how many sampled.
+    """
+
+    read: DeviceLogprobs
+    asking: npt.NDArray[np.int64]
+    num_rows: int
+
+    def among_all(self, read: Logprobs) -> Logprobs:
+        """k rows, those of `read` and zeros for slots that did not ask.
+
+        Args:
+            read: `self.read` on the host.
+        """
+        if len(self.asking) == self.num_rows:
+            return read
+        num_top = read.top.shape[1]
+        chosen = np.zeros(self.num_rows, dtype=np.float32)
+        top_ids = np.zeros((self.num_rows, num_top), dtype=np.int32)
+        top = np.zeros((self.num_rows, num_top), dtype=np.float32)
+        chosen[self.asking], top_ids[self.asking], top[self.asking] = read.chosen, read.top_ids, read.top
+        return Logprobs(chosen, top_ids, top)
 
 
 class Sampler:
@@ -74,12 +105,13 @@ class Sampler:
         self._columns = columns
         self._vocab_size = vocab_size
         self._device = device
+        self._link = pool.link
         self._rules = LogitRules(columns, pool, vocab_size)
         self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._list_lengths = [length for length in CANDIDATES if length < vocab_size] + [vocab_size]
         if use_kernels is None:
             use_kernels = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        self._kernels = _kernels(columns, vocab_size, device) if use_kernels else None
+        self._kernels = _kernels(columns, vocab_size, pool.link) if use_kernels else None
 
     def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> Sampled:
         """One token id for each row. Hot: once a step.
@@ -95,7 +127,7 @@ class Sampler:
         asking = np.flatnonzero(columns.wants_logprobs[slots])
         has_rules = columns.has_rules[slots].any()
         is_untouched = len(asking) == len(slots) and not has_rules and columns.is_greedy[slots].all()
-        raw = logits if is_untouched else logits.index_select(0, self._to_device(asking))
+        raw = logits if is_untouched else logits.index_select(0, self._link.upload(asking))
         if has_rules:
             self._rules.apply(logits, slots, positions)
         token_ids = self._choose(logits, slots, positions)
@@ -105,18 +137,11 @@ class Sampler:
 
     def _report(
         self, raw: torch.Tensor, asking: npt.NDArray[np.int64], token_ids: torch.Tensor, slots: Int32Array
-    ) -> Logprobs:
-        """Log probabilities by `raw`, the untouched logits of the rows `asking`, among rows of zeros."""
+    ) -> LogprobReport:
+        """Log probabilities by `raw`, the untouched logits of the rows `asking`."""
         num_top = int(self._columns.num_top[slots[asking]].max())
-        chosen_ids = token_ids.index_select(0, self._to_device(asking)).to(torch.int64)
-        read = read_logprobs(raw, chosen_ids, num_top).to_host()
-        if len(asking) == len(slots):
-            return read
-        chosen = np.zeros(len(slots), dtype=np.float32)
-        top_ids = np.zeros((len(slots), num_top), dtype=np.int32)
-        top = np.zeros((len(slots), num_top), dtype=np.float32)
-        chosen[asking], top_ids[asking], top[asking] = read.chosen, read.top_ids, read.top
-        return Logprobs(chosen, top_ids, top)
+        chosen_ids = token_ids.index_select(0, self._link.upload(asking)).to(torch.int64)
+        return LogprobReport(read_logprobs(raw, chosen_ids, num_top), asking, len(slots))
 
     def _choose(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
         """int32[k] on the device, by temperature and filters; overwrites `logits`."""
@@ -136,7 +161,7 @@ class Sampler:
                 token_ids = draw(logits, slots, positions)
             elif chosen.any():
                 rows = np.flatnonzero(chosen)
-                index = self._to_device(rows)
+                index = self._link.upload(rows)
                 token_ids[index] = draw(logits.index_select(0, index), slots[rows], positions[rows])
         return token_ids.to(torch.int32)
 
@@ -169,7 +194,7 @@ class Sampler:
                 continue
             any_open = bool(is_open[rows].any())
             width = length if any_open else int(top_k[rows].max())
-            index = self._to_device(rows)
+            index = self._link.upload(rows)
             token_ids[index], complete = self._draw_within(
                 scaled.index_select(0, index), keys.index_select(0, index), slots[rows], width, any_open
             )
@@ -186,8 +211,8 @@ class Sampler:
         """Draws each row from its `width` likeliest tokens: ids int64[r]; bool[r], was that wide enough?"""
         values, candidates, complete = cut_candidates(
             scaled,
-            self._to_device(self._columns.top_k[slots]),
-            self._to_device(self._columns.top_p[slots]),
+            self._link.upload(self._columns.top_k[slots]),
+            self._link.upload(self._columns.top_p[slots]),
             width,
             any_open,
         )
@@ -197,26 +222,23 @@ class Sampler:
 
     def _scale(self, logits: torch.Tensor, slots: Int32Array) -> torch.Tensor:
         """Divides by the temperature and cuts by min_p, in place."""
-        logits.div_(self._to_device(self._columns.temperature[slots]).unsqueeze(1))
+        logits.div_(self._link.upload(self._columns.temperature[slots]).unsqueeze(1))
         min_p = self._columns.min_p[slots]
         if min_p.any():
             with np.errstate(divide="ignore"):
-                log_min_p = self._to_device(np.log(min_p)).unsqueeze(1)
+                log_min_p = self._link.upload(np.log(min_p)).unsqueeze(1)
             floor = logits.amax(-1, keepdim=True) + log_min_p
             logits.masked_fill_(logits < floor, -torch.inf)
         return logits
 
     def _keys(self, slots: Int32Array, positions: Int32Array) -> torch.Tensor:
-        return self._to_device(row_keys(self._columns.seed_keys[slots], positions).view(np.int32))
-
-    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return self._link.upload(row_keys(self._columns.seed_keys[slots], positions).view(np.int32))
 
 
-def _kernels(columns: SamplingColumns, vocab_size: int, device: torch.device) -> TritonSampler:
+def _kernels(columns: SamplingColumns, vocab_size: int, link: DeviceLink) -> TritonSampler:
     from streamserve.worker.triton_sampler import TritonSampler
 
-    return TritonSampler(columns, vocab_size, device)
+    return TritonSampler(columns, vocab_size, link.device, link)
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -255,6 +277,6 @@ def cut_candidates(
     nucleus = (top_p * total).unsqueeze(1)
     # A token is kept while the mass before it is short of top_p: the one that crosses the line is in.
     is_cut = behind_top_k.logical_or_(cumulated - weights >= nucleus)
-    is_cut[:, 0] = False
+    is_cut[:, 0].fill_(False)
     complete = ~is_open | (cumulated[:, -1:] >= nucleus).squeeze(1)
     return values.masked_fill(is_cut, -torch.inf), token_ids, complete

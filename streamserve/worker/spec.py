@@ -30,6 +30,9 @@ class WorkerSpec:
         cudagraph_capture_sizes: token counts that graphs are captured for; empty chooses.
         lazy_graphs: capture graphs between steps rather than before the first one.
         attention_backend: value of --attention-backend; see `attention.select`.
+        gpu_memory_utilization: share of a GPU's memory that the worker may use; it sizes the KV cache unless
+            one of the two options above does. Of no meaning on a CPU.
+        debug_no_sync: make an error of what has the host wait for a GPU within a step.
     """
 
     model_path: str
@@ -48,6 +51,8 @@ class WorkerSpec:
     cudagraph_capture_sizes: tuple[int, ...] = ()
     lazy_graphs: bool = True
     attention_backend: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    debug_no_sync: bool = False
 
 
 def parse_capture_sizes(words: Iterable[str]) -> tuple[int, ...]:
@@ -64,6 +69,27 @@ def parse_capture_sizes(words: Iterable[str]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """Where a GPU's memory goes, in bytes, as measured before the KV cache was made; see `memory_profile`.
+
+    Attributes:
+        total: of the device.
+        budget: of that, what the server may use.
+        weights, buffers, activations, graphs, other: what it uses it for; `graphs` is an estimate.
+        cache: what is left.
+    """
+
+    total: int
+    budget: int
+    weights: int
+    buffers: int
+    activations: int
+    graphs: int
+    other: int
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """What a worker found out while it started.
 
@@ -76,6 +102,7 @@ class WorkerFacts:
         device: where the model runs.
         kv_block_bytes: bytes of one block over all layers, K and V together.
         weights_bytes: bytes of the weights in memory.
+        memory: where the memory goes, if the KV cache was sized by it.
     """
 
     num_blocks: int
@@ -86,3 +113,4 @@ class WorkerFacts:
     device: str
     kv_block_bytes: int
     weights_bytes: int
+    memory: MemoryAccount | None = None

@@ -7,32 +7,40 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from streamserve.worker.link import DeviceLink
+
 
 class StagedArray:
     """A device tensor at a fixed address with a host array that fills it.
 
-    On a CPU both are the same memory and `publish` costs one view. Elsewhere the host side is pinned and
-    `publish` copies; the copy is waited for, so the host side may be written again right away.
+    On a CPU both are the same memory. Elsewhere the host side is there twice, for steps in turns: the copy
+    that `publish` asks for may still be on its way while the next step writes the other one. So within a step
+    all is written before `publish`, which comes once at most.
 
     Attributes:
-        host: what the next `publish` shows.
         device: the whole tensor.
 
     Args:
         length: number of elements.
         dtype: of both sides.
-        device: where the tensor lives.
+        link: to where the tensor lives.
     """
 
-    def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self._staging = torch.zeros(length, dtype=dtype, pin_memory=not on_cpu)
-        self.device = self._staging if on_cpu else torch.zeros(length, dtype=dtype, device=device)
-        self.host: npt.NDArray[Any] = self._staging.numpy()
+    def __init__(self, length: int, dtype: torch.dtype, link: DeviceLink) -> None:
+        self._link = link
+        self.device = torch.zeros(length, dtype=dtype, device=link.device)
+        self._stagings = link.staging_for(self.device)
+        self._hosts: list[npt.NDArray[Any]] = [staging.numpy() for staging in self._stagings]
+        self._is_shared = self._stagings[0] is self.device
+
+    @property
+    def host(self) -> npt.NDArray[Any]:
+        """What the next `publish` of this step shows; holds anything when the step begins."""
+        return self._hosts[self._link.turn]
 
     def publish(self, count: int) -> torch.Tensor:
-        """The first `count` elements on the device, as the host last wrote them."""
+        """The first `count` elements on the device, as the host last wrote them. Hot."""
         view = self.device[:count]
-        if self.device is not self._staging:
-            view.copy_(self._staging[:count])
+        if not self._is_shared:
+            self._link.send(self._stagings[self._link.turn][:count], view)
         return view

@@ -8,6 +8,7 @@ import torch
 
 from streamserve.engine.step import Int32Array
 from streamserve.worker.device import zeros
+from streamserve.worker.link import DeviceLink, open_link
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -19,33 +20,38 @@ class TokenPool:
         flat: int32[num_slots * width] on the device; row s begins at s * width.
         width: tokens in a row.
         device: where it is.
+        link: the way there.
 
     Args:
         num_slots: rows.
         width: most tokens of one request.
         device: where the model runs.
+        link: the way there; None opens one.
     """
 
-    def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, width: int, device: torch.device, link: DeviceLink | None = None
+    ) -> None:
         self.width = width
         self.device = device
+        self.link = link or open_link(device)
         self.flat = zeros((num_slots * width,), torch.int32, device)
 
     def write(self, slot: int, tokens: Int32Array) -> None:
         """Puts `tokens` at the beginning of a row."""
         start = slot * self.width
-        self.flat[start : start + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.flat[start : start + len(tokens)].copy_(self.link.upload(tokens))
 
     def read(self, slot: int, count: int) -> Int32Array:
-        """A copy of the first `count` tokens of a row."""
+        """A copy of the first `count` tokens of a row; waits for the device."""
         start = slot * self.width
-        tokens: Int32Array = self.flat[start : start + count].cpu().numpy().copy()
-        return tokens
+        (tokens,) = self.link.fetch([self.flat[start : start + count]]).wait()
+        return tokens.copy()
 
     def at(self, slots: Int32Array, positions: npt.NDArray[np.integer]) -> torch.Tensor:
         """int64[n] on the device: the token of slots[i] at positions[i]."""
         index = slots.astype(np.int64) * self.width + positions
-        return self.flat.index_select(0, self._to_device(index)).to(torch.int64)
+        return self.flat.index_select(0, self.link.upload(index)).to(torch.int64)
 
     def spans(
         self, slots: Int32Array, begins: npt.NDArray[np.integer], ends: npt.NDArray[np.integer]
@@ -59,7 +65,4 @@ class TokenPool:
         owners = np.repeat(np.arange(len(slots)), lengths)
         before = np.cumsum(lengths) - lengths
         within = np.arange(len(owners)) - (before - begins)[owners]
-        return self.at(slots[owners], within), self._to_device(owners)
-
-    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return self.at(slots[owners], within), self.link.upload(owners)

@@ -7,6 +7,7 @@ import torch
 
 from streamserve.engine.step import Int32Array
 from streamserve.worker.gumbel import row_keys
+from streamserve.worker.link import DeviceLink, open_link
 from streamserve.worker.sampler_kernels import (
     IS_GREEDY,
     KEY_0,
@@ -37,9 +38,17 @@ class TritonSampler:
         columns: the slots' settings.
         vocab_size: width of the logits.
         device: where they are.
+        link: the way there; None opens one.
     """
 
-    def __init__(self, columns: SamplingColumns, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        columns: SamplingColumns,
+        vocab_size: int,
+        device: torch.device,
+        link: DeviceLink | None = None,
+    ) -> None:
+        self._link = link or open_link(device)
         self._columns = columns
         self._vocab_size = vocab_size
         self._device = device
@@ -96,11 +105,7 @@ class TritonSampler:
     def _settings(self, slots: Int32Array, positions: Int32Array) -> tuple[torch.Tensor, bool]:
         """What the kernels read of each row, on the device; and whether any row cuts tokens off."""
         columns = self._columns
-        # Pinned memory comes from torch's cache, which keeps it until the copy has been made.
-        staging = torch.empty(
-            (len(slots), NUM_COLUMNS), dtype=torch.int32, pin_memory=self._device.type == "cuda"
-        )
-        rows = staging.numpy()
+        rows = np.empty((len(slots), NUM_COLUMNS), dtype=np.int32)
         floats = rows.view(np.float32)
         greedy, min_p = columns.is_greedy[slots], columns.min_p[slots]
         top_k, top_p = columns.top_k[slots], columns.top_p[slots]
@@ -112,7 +117,7 @@ class TritonSampler:
         rows[:, TOP_K] = np.where(greedy, self._vocab_size, top_k)
         rows[:, IS_GREEDY] = greedy
         cuts = ~greedy & ((top_k < self._vocab_size) | (top_p < 1.0) | (min_p > 0.0))
-        return staging.to(self._device, non_blocking=True), bool(cuts.any())
+        return self._link.upload(rows), bool(cuts.any())
 
 
 def _next_power_of_2(number: int) -> int:

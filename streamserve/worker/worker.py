@@ -25,14 +25,17 @@ from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.mode import RuntimeMode
 from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
+from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.registry import build_model
-from streamserve.worker.runner import ModelRunner
+from streamserve.worker.numbers import graph_numbers, link_numbers, memory_numbers
+from streamserve.worker.runner import LaunchedStep, ModelRunner
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
-from streamserve.worker.spec import WorkerFacts, WorkerSpec
+from streamserve.worker.sizing import begin_profile, measure
+from streamserve.worker.spec import MemoryAccount, WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
 
@@ -55,6 +58,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self._account: MemoryAccount | None = None
 
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the weights, sizes and allocates the KV cache.
@@ -76,20 +80,35 @@ class Worker:
             torch.set_num_threads(1)
         max_model_len = _max_model_len(spec, config)
         choice = _choose_attention(spec, config, dtype, device)
+        is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
+        profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)
         model, weights_bytes = self._load(config, dtype, device, progress)
-        progress("allocating the KV cache", 0.0)
-        bytes_per_block = block_bytes(config, spec.block_size, dtype)
-        num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device)
-        cache = allocate(config, num_blocks, spec.block_size, dtype, device)
+        if profile is not None:
+            profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
         sampler = Sampler(columns, batch.tokens, config.vocab_size, device)
-        attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
-        graphs = build_graphs(spec, model, batch, attention, device)
-        lazy = LazyCapture(graphs) if graphs is not None and spec.lazy_graphs else None
+
+        def make_runner(num_blocks: int) -> ModelRunner:
+            cache = allocate(config, num_blocks, spec.block_size, dtype, device)
+            attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
+            graphs = build_graphs(spec, model, batch, attention, device)
+            return ModelRunner(model, batch, attention, sampler, graphs=graphs)
+
+        bytes_per_block = block_bytes(config, spec.block_size, dtype)
+        account = None
+        if profile is not None:
+            progress("measuring memory", 0.0)
+            account = measure(profile, make_runner, batch.shape, bytes_per_block)
+        progress("allocating the KV cache", 0.0)
+        profiled_bytes = None if account is None else account.cache
+        num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device, profiled_bytes)
+        runner = make_runner(num_blocks)
         progress("allocating the KV cache", 1.0)
-        if graphs is not None and lazy is None:
-            _capture_all(graphs, progress)
-        self._runner = ModelRunner(model, batch, attention, sampler, graphs=graphs, lazy=lazy)
+        if runner.graphs is not None and spec.lazy_graphs:
+            runner.lazy = LazyCapture(runner.graphs)
+        elif runner.graphs is not None:
+            _capture_all(runner.graphs, progress)
+        self._runner, self._account = runner, account
         return WorkerFacts(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
@@ -99,12 +118,33 @@ class Worker:
             device=device.type,
             kv_block_bytes=bytes_per_block,
             weights_bytes=weights_bytes,
+            memory=account,
         )
 
     def execute(self, diff: StepDiff) -> StepResult:
-        """Runs one step. Only between `start` and `close`."""
+        """Runs one step and waits for it. Only between `start` and `close`."""
+        return self.launch(diff).result()
+
+    def launch(self, diff: StepDiff) -> LaunchedStep:
+        """Has the device run one step behind those before. Only between `start` and `close`.
+
+        On a CPU it has run when this returns.
+        """
         assert self._runner is not None, "execute before start or after close"
-        return self._runner.run(diff)
+        return self._runner.launch(diff)
+
+    def work_ahead(self) -> bool:
+        """Captures a graph while nothing is to be run; False if all are there. Only after `start`."""
+        assert self._runner is not None, "asked before start or after close"
+        return self._runner.lazy is not None and self._runner.lazy.advance_idle()
+
+    def statistics(self) -> dict[str, int]:
+        """The worker's part of a STATS frame (streamserve.messages). Only between `start` and `close`."""
+        assert self._runner is not None, "asked before start or after close"
+        numbers = link_numbers(self._runner.link)
+        if self._runner.graphs is not None:
+            numbers |= graph_numbers(self._runner.graphs)
+        return numbers if self._account is None else numbers | memory_numbers(self._account)
 
     def graph_counters(self) -> GraphCounters | None:
         """What steps ran from graphs; None if none do. Only between `start` and `close`."""
@@ -148,7 +188,8 @@ class Worker:
         try:
             columns = SamplingColumns(spec.max_num_seqs, config.vocab_size, config.eos_token_ids)
             shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, max_model_len, spec.block_size)
-            return columns, InputBatch(shape, columns, device)
+            link = open_link(device, forbids_sync=spec.debug_no_sync)
+            return columns, InputBatch(shape, columns, device, link)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(
                 f"no memory for {spec.max_num_seqs} requests of {max_model_len} tokens; "
@@ -167,6 +208,12 @@ def _choose_attention(
     else:
         facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size)
         choice = choose_attention_backend(spec.attention_backend, facts)
+        if choice.label == "Triton" and device.type == "cpu" and wants_full:
+            raise ConfigError(
+                "--attention-backend triton: an emulated FULL graph holds operations of torch, not kernels "
+                "in Triton's interpreter, and would be replayed without attention; use --cudagraph-mode "
+                "PIECEWISE or NONE, or --attention-backend auto"
+            )
     logger.info(choice.reason)
     return choice
 

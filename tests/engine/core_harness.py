@@ -45,10 +45,20 @@ class FakeExecutor:
         self.worker = FakeWorker(limits)
         self.depth = depth
         self.num_submitted = 0
+        self.numbers: dict[str, int] = {}
+        # Of work to be done while nothing runs.
+        self.num_pieces = 0
 
     def submit(self, diff: StepDiff) -> FakePending:
         self.num_submitted += 1
         return FakePending(self.worker.execute(diff))
+
+    def work_ahead(self) -> bool:
+        self.num_pieces -= 1
+        return self.num_pieces >= 0
+
+    def statistics(self) -> dict[str, int]:
+        return self.numbers
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from core_harness import EPOCH, CoreHarness
+from engine_numbers import GPU_GAUGES
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import LIMITS, alone, limits, prompt
@@ -146,6 +147,48 @@ def test_a_sleeping_engine_wakes_up_for_a_deadline(monkeypatch):
         assert max(slept[:-1]) == 3600.0, "poll() cannot count for ever"
 
 
+def test_idle_time_is_used_piece_by_piece(monkeypatch):
+    """Who comes meanwhile is served before the next piece; once all is done, the engine sleeps."""
+    with CoreHarness() as harness:
+        executor = harness.executor
+        executor.num_pieces = 5
+        work_ahead, done_at = executor.work_ahead, []
+
+        def work() -> bool:
+            did = work_ahead()
+            done_at.append((executor.num_submitted, did))
+            if did and executor.num_pieces == 3:
+                harness.add(0, prompt(5), PLAIN)
+            return did
+
+        def wait(timeout_s):
+            assert timeout_s is None
+            harness.loop.stop()
+            return False
+
+        monkeypatch.setattr(executor, "work_ahead", work)
+        monkeypatch.setattr(harness.engine_bell, "wait", wait)
+        harness.loop.run()
+        steps = PLAIN.max_tokens
+        assert done_at == [(0, True), (0, True), *[(steps, True)] * 3, (steps, False)]
+        harness.read(0)
+        assert harness.streams[0][0].finish is Finish.LENGTH
+
+
+def test_an_engine_at_work_ahead_stops_when_told(monkeypatch):
+    with CoreHarness() as harness:
+        pieces = iter(range(10))
+
+        def work() -> bool:
+            if next(pieces) == 3:
+                harness.loop.stop()
+            return True
+
+        monkeypatch.setattr(harness.executor, "work_ahead", work)
+        harness.loop.run()
+        assert next(pieces) == 4
+
+
 def test_a_real_bell_wakes_up_for_a_deadline():
     with CoreHarness() as harness:
         import time
@@ -249,6 +292,23 @@ def test_statistics_add_up(pair):
     assert [stats[f"step_tokens_le_{bound}"] for bound in (1, 8, 16, 32, 8192)] == [0, 5, 5, 6, 6]
     assert min(stats["schedule_ns"], stats["execute_ns"], stats["settle_ns"]) > 0
     assert stats["last_schedule_ns"] < stats["schedule_ns"]
+
+
+def test_the_workers_numbers_are_among_them(pair):
+    pair.executor.numbers = {"graph_fallbacks": 3}
+    pair.call(1, 1, {"method": "ping"})
+    pair.step()
+    ((_, reply),) = pair.replies[1]
+    assert reply["stats"]["graph_fallbacks"] == 3
+    assert set(reply["stats"]) == KEYS | {"graph_fallbacks"}
+
+
+def test_the_workers_numbers_are_documented():
+    from streamserve import messages
+
+    for key in GPU_GAUGES:
+        family, _, part = key.rpartition("_")
+        assert key in messages.__doc__ or (family in messages.__doc__ and f"_{part}" in messages.__doc__), key
 
 
 def test_the_keys_are_documented():

@@ -9,6 +9,7 @@ import pytest
 
 from streamserve.bootstrap import ResolvedModel
 from streamserve.config import CacheConfig, Config, WorkerConfig
+from streamserve.engine import process
 from streamserve.engine.process import worker_spec
 from streamserve.errors import ConfigError
 
@@ -35,6 +36,35 @@ def test_blocks_suit_the_attention_backend(
     spec = worker_spec(config, device, MODEL)
     assert spec.block_size == block_size
     assert spec.attention_backend == backend
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "executor"),
+    [
+        ("cpu", None, "InlineExecutor"),
+        ("cpu", False, "InlineExecutor"),
+        ("cpu", True, "ThreadedExecutor"),
+        ("cuda", None, "OverlappedExecutor"),
+        ("cuda", True, "OverlappedExecutor"),
+        ("cuda", False, "InlineExecutor"),
+    ],
+)
+def test_steps_overlap_where_it_pays(
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: bool | None, executor: str
+) -> None:
+    for name in ("InlineExecutor", "OverlappedExecutor", "ThreadedExecutor"):
+        monkeypatch.setattr(process, name, lambda spec, name=name: name)
+    assert process.choose_executor(worker_spec(Config(), device, MODEL), asked) == executor
+
+
+def test_a_gpu() -> None:
+    spec = worker_spec(Config(), "cuda", MODEL)
+    assert (spec.gpu_memory_utilization, spec.debug_no_sync) == (0.9, False)
+    asked = replace(
+        Config(), cache=CacheConfig(gpu_memory_utilization=0.5), worker=WorkerConfig(debug_no_sync=True)
+    )
+    spec = worker_spec(asked, "cuda", MODEL)
+    assert (spec.gpu_memory_utilization, spec.debug_no_sync) == (0.5, True)
 
 
 def test_graphs() -> None:

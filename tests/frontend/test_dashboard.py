@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_numbers import FACTS, GAUGES
+from engine_numbers import FACTS, GAUGES, GPU_GAUGES
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.frontend.exposition import EngineNumbers, Exposition
@@ -32,7 +32,7 @@ def families() -> dict[str, Any]:
         elif family.name.startswith("http_"):
             row.histogram(family.name, *family.series[0]).observe(1.0)
     exposition = Exposition(layout, row.cells.cast("B"), "tiny", supervisor=os.getppid())
-    text = exposition.render(EngineNumbers(FACTS, GAUGES), 0).decode()
+    text = exposition.render(EngineNumbers(FACTS, GAUGES | GPU_GAUGES), 0).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 

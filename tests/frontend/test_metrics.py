@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from engine_numbers import FACTS, GAUGES
+from engine_numbers import FACTS, GAUGES, GPU_GAUGES
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamserve.frontend import processes
@@ -133,6 +133,25 @@ def test_the_engines_numbers_have_vllms_names() -> None:
     assert info == [
         "vllm:cache_config_info{block_size=16,enable_prefix_caching=True,kv_cache_size_tokens=1024,num_gpu_blocks=64}"
     ]
+
+
+def test_graphs_and_the_memory_of_a_gpu() -> None:
+    samples = Server().samples(EngineNumbers(FACTS, GAUGES | GPU_GAUGES))
+    steps = [
+        samples[f"streamserve:graph_steps_total{{mode={mode}}}"] for mode in ("FULL", "PIECEWISE", "NONE")
+    ]
+    assert steps == [5, 3, 2]
+    assert samples["streamserve:graph_padded_tokens_total"] == 17
+    assert samples["streamserve:graph_fallbacks_total"] == 1
+    assert samples["streamserve:graphs{state=captured}"] == 40
+    assert samples["streamserve:graphs{state=waiting}"] == 46
+    assert samples["streamserve:graphs_bytes"] == 1 << 30
+    assert samples["streamserve:gpu_memory_bytes{part=weights}"] == 15 << 30
+    assert samples["streamserve:gpu_memory_bytes{part=cache}"] == 50 << 30
+    assert samples["streamserve:device_gaps_total"] == 1000
+    assert samples["streamserve:device_gap_seconds_total"] == 0.02
+    on_a_cpu = Server().samples(EngineNumbers(FACTS, GAUGES))
+    assert not [name for name in on_a_cpu if "graph" in name or "gpu_memory" in name or "gap" in name]
 
 
 def test_without_an_engine_there_are_no_numbers_of_one() -> None:

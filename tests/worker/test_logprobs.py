@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_driver import logprobs_of
 
+from streamserve.messages import Logprobs
 from streamserve.sampling import SamplingParams, TokenSet
 from streamserve.worker.logprobs import read_logprobs, top_tokens
 from streamserve.worker.sampler import Sampled, Sampler
@@ -62,7 +64,8 @@ def test_values_are_log_softmax_in_float32(rows: int, vocab: int) -> None:
     rng = np.random.default_rng(rows)
     logits = rng.normal(0, 4, (rows, vocab)).astype(np.float32)
     token_ids = rng.integers(0, vocab, rows)
-    read = read_logprobs(torch.tensor(logits), torch.tensor(token_ids), min(20, vocab)).to_host()
+    on_device = read_logprobs(torch.tensor(logits), torch.tensor(token_ids), min(20, vocab))
+    read = Logprobs(*(part.numpy() for part in on_device.tensors()))
     expected = log_softmax(logits)
     np.testing.assert_allclose(read.chosen, expected[np.arange(rows), token_ids], atol=3e-5)
     np.testing.assert_allclose(read.top, np.take_along_axis(expected, read.top_ids, 1), atol=3e-5)
@@ -101,31 +104,30 @@ def test_they_are_those_before_rules_and_temperature(kinds: list[dict[str, Any]]
     without = [SamplingParams(max_tokens=99, seed=i, **kinds[i % len(kinds)]) for i in range(len(params))]
     sampled = sample(logits, params)
     assert sampled.token_ids.tolist() == sample(logits, without).token_ids.tolist()
-    assert sampled.logprobs is not None
-    assert sampled.logprobs.top.shape == sampled.logprobs.top_ids.shape == (len(params), 20)
+    logprobs = logprobs_of(sampled)
+    assert logprobs is not None
+    assert logprobs.top.shape == logprobs.top_ids.shape == (len(params), 20)
     expected = log_softmax(logits)
     for row, one in enumerate(params):
         if one.logprobs is not None:
-            top_ids = sampled.logprobs.top_ids[row, : one.logprobs]
+            top_ids = logprobs.top_ids[row, : one.logprobs]
             assert top_ids.tolist() == in_order(logits[row])[: one.logprobs]
             chosen = expected[row, sampled.token_ids[row]]
-            np.testing.assert_allclose(sampled.logprobs.chosen[row], chosen, atol=1e-5)
-            np.testing.assert_allclose(
-                sampled.logprobs.top[row, : one.logprobs], expected[row, top_ids], atol=1e-5
-            )
+            np.testing.assert_allclose(logprobs.chosen[row], chosen, atol=1e-5)
+            np.testing.assert_allclose(logprobs.top[row, : one.logprobs], expected[row, top_ids], atol=1e-5)
 
 
 def test_nobody_asks_nobody_is_told() -> None:
     logits = np.zeros((2, 30), dtype=np.float32)
     params = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, repetition_penalty=2.0)]
-    assert sample(logits, params).logprobs is None
+    assert logprobs_of(sample(logits, params)) is None
 
 
 def test_no_top_tokens_and_more_than_there_are() -> None:
     logits = np.random.default_rng(0).normal(0, 2, (2, 30)).astype(np.float32)
     for asked, width in ((0, 0), (30, 30), (1000, 30)):
         params = [SamplingParams(max_tokens=9, temperature=0.0, logprobs=asked)] * 2
-        logprobs = sample(logits, params).logprobs
+        logprobs = logprobs_of(sample(logits, params))
         assert logprobs is not None
         assert logprobs.top.shape == logprobs.top_ids.shape == (2, width)
         np.testing.assert_allclose(logprobs.chosen, log_softmax(logits).max(-1), atol=1e-5)
@@ -135,5 +137,6 @@ def test_a_greedy_token_is_the_first_of_equals() -> None:
     """As half-precision logits often are."""
     logits = np.random.default_rng(0).integers(0, 3, (40, 2000)).astype(np.float32)
     sampled = sample(logits, [SamplingParams(max_tokens=9, temperature=0.0, logprobs=4)] * 40)
-    assert sampled.logprobs is not None
-    assert sampled.logprobs.top_ids[:, 0].tolist() == sampled.token_ids.tolist()
+    logprobs = logprobs_of(sampled)
+    assert logprobs is not None
+    assert logprobs.top_ids[:, 0].tolist() == sampled.token_ids.tolist()

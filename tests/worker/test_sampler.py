@@ -263,4 +263,4 @@ def test_greedy_steps_ask_the_device_nothing(monkeypatch: pytest.MonkeyPatch) ->
     result = sampler.sample(logits, slots, slots)
     monkeypatch.undo()
     assert result.token_ids.tolist() == [0, 0, 0, 0]
-    assert result.logprobs is None
+    assert result.report is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from streamserve.engine.step import StepDiff, StepResult
@@ -30,6 +30,16 @@ class StepRunner(Protocol):
 
     def submit(self, diff: StepDiff) -> PendingStep:
         """Has a step run after all those submitted before it."""
+
+    def work_ahead(self) -> bool:
+        """Does a piece of what makes later steps faster, which takes less than a second.
+
+        Called again and again while there is nothing to run and nothing in flight, until it is False: there
+        was nothing left to do.
+        """
+
+    def statistics(self) -> Mapping[str, int]:
+        """The workers' part of a STATS frame (streamserve.messages); may be asked for at any time."""
 
 
 class Executor(StepRunner, Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streamserve.engine.executor.base import PendingStep, Progress
@@ -58,6 +59,14 @@ class InlineExecutor:
     def submit(self, diff: StepDiff) -> PendingStep:
         """Has the step run when its result is asked for."""
         return _Deferred(self._worker, diff)
+
+    def work_ahead(self) -> bool:
+        """See `StepRunner.work_ahead`."""
+        return self._worker.work_ahead()
+
+    def statistics(self) -> Mapping[str, int]:
+        """See `StepRunner.statistics`."""
+        return self._worker.statistics()
 
     def close(self) -> None:
         """Gives the model and the cache back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from streamserve.engine.executor.base import PendingStep, Progress
@@ -34,6 +35,14 @@ class ThreadedExecutor:
     def submit(self, diff: StepDiff) -> PendingStep:
         """Has the step run behind the others."""
         return self._thread.submit(self._run, diff)
+
+    def work_ahead(self) -> bool:
+        """See `StepRunner.work_ahead`."""
+        return self._thread.submit(self._inline.work_ahead).result()
+
+    def statistics(self) -> Mapping[str, int]:
+        """See `StepRunner.statistics`; a step that runs meanwhile may be counted in part."""
+        return self._inline.statistics()
 
     def close(self) -> None:
         """Gives the model and the cache back, after what was submitted has run."""

@@ -49,6 +49,10 @@ class AttentionBackend(ABC):
         """Whether the cache may have blocks of this many tokens."""
 
     @abstractmethod
+    def bind(self, batch: InputBatch) -> None:
+        """Makes what it needs for steps of `batch`, which are all it will see; before the first one."""
+
+    @abstractmethod
     def build(self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None) -> Any:
         """What `forward` must know about a step; made once, handed to it by every layer.
 

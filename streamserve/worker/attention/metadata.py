@@ -11,10 +11,8 @@ from streamserve.worker.attention.base import AttentionBackend
 from streamserve.worker.batch import BatchShape, InputBatch, StepInputs
 from streamserve.worker.device import zeros
 from streamserve.worker.graphs.descriptor import BatchDescriptor
+from streamserve.worker.link import DeviceLink
 from streamserve.worker.staging import StagedArray
-
-# Entries of block tables that travel to the device at a time.
-_TABLE_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +54,13 @@ class DeviceBlockTables:
 
     Args:
         shape: bounds of every step.
-        device: where it is.
+        link: to where it is.
     """
 
-    def __init__(self, shape: BatchShape, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, link: DeviceLink) -> None:
         width = -(-shape.max_model_len // shape.block_size)
-        self.rows = zeros((shape.max_num_seqs, width), torch.int32, device)
-        self._index = StagedArray(_TABLE_ENTRIES, torch.int64, device)
-        self._blocks = StagedArray(_TABLE_ENTRIES, torch.int32, device)
+        self.rows = zeros((shape.max_num_seqs, width), torch.int32, link.device)
+        self._link = link
 
     def update(self, batch: InputBatch, step: StepInputs) -> None:
         """Brings the rows of the scheduled slots up to date. Hot: once a step."""
@@ -75,12 +72,8 @@ class DeviceBlockTables:
         before = np.cumsum(missing) - missing
         within = np.arange(int(missing.sum())) - np.repeat(before - have, missing)
         index = np.repeat(slots.astype(np.int64) * self.rows.shape[1], missing) + within
-        flat = batch.block_table.ravel()
-        for start in range(0, len(index), _TABLE_ENTRIES):
-            part = index[start : start + _TABLE_ENTRIES]
-            self._index.host[: len(part)] = part
-            self._blocks.host[: len(part)] = flat[part]
-            self.rows.view(-1).index_copy_(0, self._index.publish(len(part)), self._blocks.publish(len(part)))
+        blocks = batch.block_table.ravel()[index]
+        self.rows.view(-1).index_copy_(0, self._link.upload(index), self._link.upload(blocks))
         batch.num_mirrored[slots] = batch.num_blocks[slots]
 
 
@@ -89,15 +82,15 @@ class PagedMetadataBuilder:
 
     Args:
         shape: bounds of every step.
-        device: where the model runs.
+        link: to where the model runs.
     """
 
-    def __init__(self, shape: BatchShape, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, link: DeviceLink) -> None:
         self._shape = shape
-        self._tables = DeviceBlockTables(shape, device)
-        self._slots = StagedArray(shape.max_num_seqs, torch.int64, device)
-        self._query_start = StagedArray(shape.max_num_seqs + 1, torch.int32, device)
-        self._seq_lens = StagedArray(shape.max_num_seqs, torch.int32, device)
+        self._tables = DeviceBlockTables(shape, link)
+        self._slots = StagedArray(shape.max_num_seqs, torch.int64, link)
+        self._query_start = StagedArray(shape.max_num_seqs + 1, torch.int32, link)
+        self._seq_lens = StagedArray(shape.max_num_seqs, torch.int32, link)
         self._block_table = torch.zeros_like(self._tables.rows)
         # The arrays that the buffers hold; while a batch decodes steadily it hands out the same ones.
         self._slots_held: object = None
@@ -177,6 +170,10 @@ class PagedAttentionBackend(AttentionBackend):
 
     _builder: PagedMetadataBuilder | None = None
 
+    def bind(self, batch: InputBatch) -> None:
+        """See `AttentionBackend.bind`."""
+        self._builder_for(batch)
+
     def build(
         self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None
     ) -> PagedMetadata:
@@ -189,7 +186,7 @@ class PagedAttentionBackend(AttentionBackend):
 
     def _builder_for(self, batch: InputBatch) -> PagedMetadataBuilder:
         if self._builder is None:
-            self._builder = PagedMetadataBuilder(batch.shape, batch.tokens.device)
+            self._builder = PagedMetadataBuilder(batch.shape, batch.link)
         return self._builder
 
 

@@ -132,6 +132,10 @@ class TorchPagedAttention(AttentionBackend):
         """Any."""
         return block_size >= 1
 
+    def bind(self, batch: InputBatch) -> None:
+        """See `AttentionBackend.bind`."""
+        self._link = batch.link
+
     def build(
         self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None
     ) -> _Metadata:
@@ -192,8 +196,8 @@ class TorchPagedAttention(AttentionBackend):
             blocks = batch.block_table[group_slots, :num_blocks].astype(np.int64).ravel()
             groups.append(
                 _DecodeGroup(
-                    rows=None if group_rows_ is None else self._to_device(group_rows_),
-                    blocks=self._to_device(blocks),
+                    rows=None if group_rows_ is None else self._link.upload(group_rows_),
+                    blocks=self._link.upload(blocks),
                     num_rows=len(lens),
                     context_len=group.context_len,
                     mask=self._padding_mask(lens, group.context_len),
@@ -207,7 +211,7 @@ class TorchPagedAttention(AttentionBackend):
             return None
         inside = np.arange(context_len) < lens[:, None]
         mask = torch.zeros(inside.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(self._to_device(~inside), -torch.inf)[:, None, None]
+        return mask.masked_fill_(self._link.upload(~inside), -torch.inf)[:, None, None]
 
     def _decode(self, group: _DecodeGroup, q: torch.Tensor, out: torch.Tensor, layer: int) -> None:
         keys, values = self._gather(group.blocks, layer)
@@ -244,7 +248,7 @@ class TorchPagedAttention(AttentionBackend):
             num_blocks = -(-context_len // self._block_size)
             blocks = batch.block_table[step.slots[index], :num_blocks].astype(np.int64)
             tiles = _cut_tiles(end - start, context_len, tile_len, mask)
-            chunks.append(_PrefillChunk(start, end, self._to_device(blocks), tiles))
+            chunks.append(_PrefillChunk(start, end, self._link.upload(blocks), tiles))
         return chunks
 
     def _causal_mask(self, tile_len: int, longest: int) -> torch.Tensor:
@@ -287,9 +291,6 @@ class TorchPagedAttention(AttentionBackend):
             self._keys.gather(self._cache.keys[layer], blocks),
             self._values.gather(self._cache.values[layer], blocks),
         )
-
-    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 def _cut_tiles(num_queries: int, context_len: int, tile_len: int, mask: torch.Tensor) -> list[_PrefillTile]:

@@ -72,3 +72,8 @@ class CudaGraphs(GraphDevice):
     def synchronize(self) -> None:
         """See `GraphDevice.synchronize`."""
         torch.cuda.synchronize(self._device)
+
+    def free_bytes(self) -> int:
+        """See `GraphDevice.free_bytes`."""
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        return free

@@ -45,3 +45,7 @@ class GraphDevice(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits for all work."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody uses; a graph takes what of it goes while it is captured."""

@@ -1,4 +1,4 @@
-"""Captures graphs while the server already serves."""
+"""Captures graphs while the server already serves: a few between steps, the others while nobody waits."""
 
 from __future__ import annotations
 
@@ -29,22 +29,33 @@ class LazyCapture:
         self._not_before = 0.0
 
     def advance(self) -> None:
-        """Captures a graph if there is one left and it is time. Hot: once a step.
-
-        A graph that cannot be captured is no reason to drop the streams that run: it is logged, and the
-        server goes on with those that it has.
-        """
+        """Captures a graph if there is one left and it is time. Hot: once a step."""
         if self._graphs.num_waiting == 0:
             return
         begin = self._clock()
         if begin < self._not_before:
             return
+        self._capture()
+        end = self._clock()
+        self._not_before = end + (end - begin) * (1 / _SHARE - 1)
+
+    def advance_idle(self) -> bool:
+        """Captures a graph if there is one left; between two calls, whoever came meanwhile can be served.
+
+        Returns:
+            False if there was none.
+        """
+        if self._graphs.num_waiting == 0:
+            return False
+        self._capture()
+        return True
+
+    def _capture(self) -> None:
+        """One that fails is no reason to drop streams: the server goes on with the graphs that it has."""
         try:
             self._graphs.capture_next()
         except RuntimeError:
             logger.exception("capturing a graph failed; %d are left out", self._graphs.num_waiting + 1)
             self._graphs.give_up()
-        end = self._clock()
-        self._not_before = end + (end - begin) * (1 / _SHARE - 1)
         if self._graphs.num_waiting == 0:
             logger.info("all graphs are captured")

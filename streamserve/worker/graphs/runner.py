@@ -53,6 +53,7 @@ class GraphRunner:
 
     Attributes:
         counters: see there.
+        bytes_taken: memory of the device that the captured graphs take.
 
     Args:
         model: parameters loaded.
@@ -75,6 +76,7 @@ class GraphRunner:
         checks: bool = False,
     ) -> None:
         self.counters = GraphCounters()
+        self.bytes_taken = 0
         self._model, self._batch, self._attention = model, batch, attention
         self._dispatcher = dispatcher
         self._device = device
@@ -91,16 +93,34 @@ class GraphRunner:
         """Graphs that are still to be captured."""
         return len(self._waiting)
 
+    @property
+    def num_captured(self) -> int:
+        """Graphs that are there."""
+        return len(self._captured)
+
+    @property
+    def waiting(self) -> list[Dispatch]:
+        """Those that are still to be captured, in the order in which they will be."""
+        return list(self._waiting)
+
     def capture_next(self) -> None:
+        """Captures the next graph; see `capture`."""
+        self.capture(self._waiting.popleft())
+
+    def capture(self, graph: Dispatch) -> int:
         """Captures one graph, after a warm-up; between steps, since it writes the buffers of both.
+
+        Returns:
+            The bytes that it takes.
 
         Raises:
             GraphError: the forward cannot be captured.
             RuntimeError: the device cannot capture it; torch.OutOfMemoryError among them.
         """
-        graph = self._waiting.popleft()
         with torch.inference_mode(), self._device.capturing():
-            self._captured[graph] = self._capture(graph)
+            self._captured[graph], taken = self._capture(graph)
+        self.bytes_taken += taken
+        return taken
 
     def give_up(self) -> None:
         """Captures no more graphs."""
@@ -151,7 +171,7 @@ class GraphRunner:
 
         captured.forward.replay(attend)
 
-    def _capture(self, graph: Dispatch) -> _Captured:
+    def _capture(self, graph: Dispatch) -> tuple[_Captured, int]:
         padded = graph.padded
         rows = self._batch.rows(padded.num_tokens)
         buffers = self._buffers.rows(padded.num_tokens)
@@ -170,8 +190,10 @@ class GraphRunner:
         # Whatever libraries set up at the first call, they cannot while a stream is captured.
         forward()
         self._device.synchronize()
+        free = self._device.free_bytes()
         captured = recorder.record(forward, num_breaks)
-        return _Captured(captured, self._fingerprint(padded, metadata))
+        taken = max(0, free - self._device.free_bytes())
+        return _Captured(captured, self._fingerprint(padded, metadata)), taken
 
     def _fingerprint(self, padded: BatchDescriptor, metadata: Any) -> dict[str, Any]:
         """All that a graph has baked in of what a step could change, by name."""

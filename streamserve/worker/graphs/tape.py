@@ -143,6 +143,10 @@ class TapeGraphs(GraphDevice):
     def synchronize(self) -> None:
         """A CPU has always done what it was asked for."""
 
+    def free_bytes(self) -> int:
+        """A tape takes what it takes, from wherever it is: nothing to account for."""
+        return 0
+
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

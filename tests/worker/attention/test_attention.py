@@ -34,6 +34,7 @@ class Rig:
         )
         self.backend: AttentionBackend = TorchPagedAttention(self.cache)
         self.batch = InputBatch(BatchShape(24, 8192, max_len, block_size), SamplingColumns(24, 10, ()), CPU)
+        self.backend.bind(self.batch)
         self.free = np.random.default_rng(seed).permutation(self.num_blocks).astype(np.int32)
         self.history: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

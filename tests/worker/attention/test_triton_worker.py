@@ -56,6 +56,27 @@ def test_takes_the_same_tokens(tiny_model: Path, spec_for: Callable[..., WorkerS
     assert on_triton == on_torch
 
 
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_emulated_full_graphs_cannot_hold_its_kernels(
+    tiny_model: Path, spec_for: Callable[..., WorkerSpec], mode: str
+) -> None:
+    spec = spec_for(tiny_model, attention_backend="triton", cudagraph_mode=mode)
+    with pytest.raises(ConfigError, match=r"--attention-backend triton: .* use --cudagraph-mode PIECEWISE"):
+        Worker(spec).start(lambda what, share: None)
+
+
+def test_it_runs_between_emulated_graphs(tiny_model: Path, spec_for: Callable[..., WorkerSpec]) -> None:
+    settings = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 24,
+        "max_model_len": 128,
+        "num_blocks_override": 40,
+    }
+    graphs = {"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": (4, 24), "lazy_graphs": False}
+    on_torch = outputs_of(spec_for(tiny_model, attention_backend="torch", **settings))
+    assert outputs_of(spec_for(tiny_model, attention_backend="triton", **settings, **graphs)) == on_torch
+
+
 def test_a_backend_that_cannot_work_is_refused(
     tiny_model: Path, spec_for: Callable[..., WorkerSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

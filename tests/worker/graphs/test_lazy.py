@@ -63,6 +63,25 @@ def test_capture_takes_a_fifth_of_the_time(tiny_model: Path) -> None:
     assert clock.now == now
 
 
+def test_all_of_the_time_while_nobody_waits(tiny_model: Path) -> None:
+    rig = Rig(tiny_model, CUDAGraphMode.FULL_AND_PIECEWISE, captured=False)
+    assert rig.graphs is not None
+    lazy = LazyCapture(rig.graphs, Clock())
+    assert [lazy.advance_idle() for _ in range(12)] == [True] * 10 + [False] * 2
+    assert rig.graphs.num_captured == 10
+    assert play(rig.execute, 60) == play(Rig(tiny_model, CUDAGraphMode.NONE).execute, 60)
+
+
+def test_no_memory_for_another_graph_while_nobody_waits(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tiny_model, CUDAGraphMode.FULL_AND_PIECEWISE, captured=False, device=SmallDevice(10))
+    assert rig.graphs is not None
+    lazy = LazyCapture(rig.graphs, Clock())
+    assert [lazy.advance_idle() for _ in range(5)] == [True] * 4 + [False]
+    assert "capturing a graph failed; 7 are left out" in caplog.text
+
+
 def test_no_memory_for_another_graph(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server goes on with those that it has: decodes run from graphs for mixed steps."""
     truth = play(Rig(tiny_model, CUDAGraphMode.NONE).execute)

@@ -12,12 +12,12 @@ from numpy.testing import assert_array_equal
 
 from streamserve.engine.step import Join, StepDiff, StepResult
 from streamserve.sampling import SamplingParams
-from streamserve.worker.attention import metadata as metadata_module
 from streamserve.worker.attention.metadata import DeviceBlockTables, PagedMetadata, PagedMetadataBuilder
 from streamserve.worker.batch import BatchShape, InputBatch, StepInputs
 from streamserve.worker.graphs.descriptor import BatchDescriptor
 from streamserve.worker.graphs.dispatcher import GraphDispatcher
 from streamserve.worker.graphs.mode import CUDAGraphMode, RuntimeMode
+from streamserve.worker.link import HostLink
 from streamserve.worker.sampling_columns import SamplingColumns
 
 pytestmark = pytest.mark.torch
@@ -59,7 +59,7 @@ class Follower:
 
     def __init__(self) -> None:
         self.batch = make_batch()
-        self.builder = PagedMetadataBuilder(SHAPE, CPU)
+        self.builder = PagedMetadataBuilder(SHAPE, HostLink())
         self.dispatcher = GraphDispatcher(CUDAGraphMode.FULL, (1, 2, 4, 8, 16, 32), SHAPE.max_num_seqs)
         self.decodes = GraphDispatcher(
             CUDAGraphMode.FULL_DECODE_ONLY, (1, 2, 4, 8, 16, 32), SHAPE.max_num_seqs
@@ -125,7 +125,7 @@ def test_the_step_that_a_graph_is_captured_with(
     shape: BatchDescriptor, query_start: list[int], max_query_len: int
 ) -> None:
     """It writes nothing and has something to do; steps after it are as if it had not been."""
-    batch, builder = make_batch(), PagedMetadataBuilder(SHAPE, CPU)
+    batch, builder = make_batch(), PagedMetadataBuilder(SHAPE, HostLink())
     batch.apply(joining([40, 3]))
     before = builder.build(batch, batch.prepare())
     captured = builder.build_for_capture(batch, shape)
@@ -157,18 +157,16 @@ def joining(lengths: list[int]) -> StepDiff:
     return StepDiff(step=0, joins=joins, slots=slots, num_tokens=np.ones_like(slots))
 
 
-def test_only_new_blocks_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A steady decode sends nothing, a block boundary one entry, a join its table, if need be in parts."""
-    monkeypatch.setattr(metadata_module, "_TABLE_ENTRIES", 5)
-    tables = DeviceBlockTables(SHAPE, CPU)
+def test_only_new_blocks_are_sent() -> None:
+    """A steady decode sends nothing, a block boundary one entry, a join its table."""
     sent: list[int] = []
-    publish = tables._index.publish
 
-    def count(number: int) -> torch.Tensor:
-        sent.append(number)
-        return publish(number)
+    class Link(HostLink):
+        def upload(self, array: np.ndarray) -> torch.Tensor:
+            sent.append(len(array))
+            return super().upload(array)
 
-    monkeypatch.setattr(tables._index, "publish", count)
+    tables = DeviceBlockTables(SHAPE, Link())
     batch = make_batch()
 
     def step(diff: StepDiff) -> list[int]:
@@ -179,10 +177,12 @@ def test_only_new_blocks_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         for slot in step.slots.tolist():
             blocks = batch.block_table[slot, : batch.num_blocks[slot]]
             assert_array_equal(tables.rows[slot, : len(blocks)].numpy(), blocks)
-        return list(sent)
+        # Where each entry goes, and the entry.
+        assert sent[::2] == sent[1::2]
+        return sent[::2]
 
     slots = np.arange(2, dtype=np.int32)
-    assert step(joining([100, 60])) == [5, 5, 1]
+    assert step(joining([100, 60])) == [11]
     assert step(StepDiff(step=1)) == []
     assert step(StepDiff(step=2, append_slots=slots[:1], append_blocks=slots[:1] + 70)) == [1]
     assert step(StepDiff(step=3)) == []
@@ -194,7 +194,7 @@ def test_only_new_blocks_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slot_with_as_many_blocks_as_the_one_before() -> None:
     """The count alone does not tell that the blocks are others."""
-    batch, builder = make_batch(), PagedMetadataBuilder(SHAPE, CPU)
+    batch, builder = make_batch(), PagedMetadataBuilder(SHAPE, HostLink())
     batch.apply(joining([40]))
     builder.build(batch, batch.prepare())
     (join,) = joining([40]).joins

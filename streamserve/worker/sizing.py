@@ -1,0 +1,159 @@
+"""Tries out what a worker will do, so as to know how much memory is left for its KV cache."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from streamserve.engine.step import Join, StepDiff
+from streamserve.errors import ConfigError
+from streamserve.sampling import SamplingParams
+from streamserve.worker.batch import BatchShape
+from streamserve.worker.graphs.runner import GraphRunner
+from streamserve.worker.kv_cache import MIN_BLOCKS
+from streamserve.worker.memory_profile import GraphsOfAKind, MemoryProfile, describe
+from streamserve.worker.runner import ModelRunner
+from streamserve.worker.spec import MemoryAccount
+
+logger = logging.getLogger(__name__)
+
+# So many graphs of each kind are tried: the largest, and what each further one adds.
+_NUM_TRIED = 2
+# What a request may ask for that takes memory.
+_ASKS_FOR_ALL = SamplingParams(
+    max_tokens=1,
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    seed=0,
+    frequency_penalty=0.1,
+    repetition_penalty=1.1,
+    logprobs=20,
+)
+
+
+class CudaMemory:
+    """`DeviceMemory` of a CUDA device; see there.
+
+    Args:
+        device: the CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.total: int = torch.cuda.mem_get_info(device)[1]
+
+    def free(self) -> int:
+        free: int = torch.cuda.mem_get_info(self._device)[0]
+        return free
+
+    def allocated(self) -> int:
+        num_bytes: int = torch.cuda.memory_allocated(self._device)
+        return num_bytes
+
+    def reserved(self) -> int:
+        num_bytes: int = torch.cuda.memory_reserved(self._device)
+        return num_bytes
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        num_bytes: int = torch.cuda.max_memory_allocated(self._device)
+        return num_bytes
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+def begin_profile(device: torch.device, utilization: float) -> MemoryProfile | None:
+    """A profile of `device`; None of a CPU, whose memory is not the server's to share out."""
+    return MemoryProfile(CudaMemory(device), utilization) if device.type == "cuda" else None
+
+
+def measure(
+    profile: MemoryProfile, make_runner: Callable[[int], ModelRunner], shape: BatchShape, bytes_per_block: int
+) -> MemoryAccount:
+    """Runs the largest step and captures some graphs, on a runner that is thrown away.
+
+    Args:
+        profile: begun before the weights were loaded; they are there now, and little else.
+        make_runner: makes the runner, on a KV cache of so many blocks. Graphs know where their cache is, so
+            none of those captured here can be kept.
+        shape: bounds of every step.
+        bytes_per_block: of the KV cache.
+
+    Raises:
+        ConfigError: the device has no room for this, or none for a cache beside it.
+    """
+    try:
+        _try_out(profile, make_runner, shape, bytes_per_block)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"no memory on the GPU for a step of {shape.max_num_tokens} tokens; lower "
+            "--max-num-batched-tokens or --max-num-seqs, or take a smaller model"
+        ) from error
+    account = profile.account(MIN_BLOCKS * bytes_per_block)
+    logger.info("GPU memory %s", describe(account))
+    return account
+
+
+def _try_out(
+    profile: MemoryProfile, make_runner: Callable[[int], ModelRunner], shape: BatchShape, bytes_per_block: int
+) -> None:
+    runner: ModelRunner | None = None
+
+    def run() -> None:
+        nonlocal runner
+        runner = make_runner(MIN_BLOCKS)
+        for diff in largest_step(shape):
+            runner.run(diff)
+
+    def capture() -> Sequence[GraphsOfAKind]:
+        assert runner is not None, "captured before a step has run"
+        return [] if runner.graphs is None else _capture_some(runner.graphs)
+
+    profile.run_largest(run, MIN_BLOCKS * bytes_per_block)
+    profile.capture(capture)
+
+
+def largest_step(shape: BatchShape) -> tuple[StepDiff, StepDiff]:
+    """As many tokens as a step may have, in as many requests, all of which sample; and their leave.
+
+    All their blocks are the first one: what is written there is worth nothing anyway.
+    """
+    num_seqs = min(shape.max_num_seqs, shape.max_num_tokens)
+    num_tokens = min(shape.max_num_tokens, num_seqs * shape.max_model_len)
+    counts = np.diff(np.arange(num_seqs + 1) * num_tokens // num_seqs).astype(np.int32)
+    joins = [
+        Join(
+            slot=slot,
+            tokens=np.zeros(count, dtype=np.int32),
+            num_prompt=count,
+            num_computed=0,
+            blocks=np.zeros(-(-count // shape.block_size), dtype=np.int32),
+            params=_ASKS_FOR_ALL,
+        )
+        for slot, count in enumerate(counts.tolist())
+    ]
+    slots = np.arange(num_seqs, dtype=np.int32)
+    none = np.zeros(0, dtype=np.int32)
+    return (
+        StepDiff(step=0, joins=joins, slots=slots, num_tokens=counts),
+        StepDiff(step=0, leaves=slots, slots=none, num_tokens=none),
+    )
+
+
+def _capture_some(graphs: GraphRunner) -> list[GraphsOfAKind]:
+    kinds = []
+    for _, group in groupby(graphs.waiting, key=lambda graph: graph.mode):
+        kind = list(group)
+        kinds.append(GraphsOfAKind(len(kind), [graphs.capture(graph) for graph in kind[:_NUM_TRIED]]))
+    return kinds
