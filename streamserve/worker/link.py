@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -109,8 +108,8 @@ class HostLink(DeviceLink):
         """It is there."""
 
     def upload(self, array: HostArray) -> torch.Tensor:
-        """The same memory, unless it is read-only, which torch does not know."""
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
+        """The same memory, unless it is read-only."""
+        return _tensor_of(array)
 
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
         """See `DeviceLink.fetch`."""
@@ -172,7 +171,7 @@ class CudaLink(DeviceLink):
 
     def upload(self, array: HostArray) -> torch.Tensor:
         """See `DeviceLink.upload`."""
-        source = torch.from_numpy(np.array(array))
+        source = _tensor_of(array)
         # From torch's cache of pinned memory, which keeps it until the copy has been made.
         staging = _pinned(source.shape, source.dtype).copy_(source)
         return staging.to(self.device, non_blocking=True)
@@ -225,6 +224,11 @@ class _OnTheWay:
         self._sources = ()
         self.is_read = True
         return [copy.numpy() for copy in self._copies]
+
+
+def _tensor_of(array: HostArray) -> torch.Tensor:
+    """On the same memory, unless that is read-only, which torch does not know."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _mark() -> torch.cuda.Event:

@@ -300,6 +300,11 @@ def test_a_worker_keeps_to_its_account(
     # Some of the buffers are made at first use.
     assert abs(allocated - reckoned) < MIB
     assert generate(worker.execute) == generate(_plain(tiny_model, spec_for).execute)
+    while worker.work_ahead():
+        pass
+    numbers = worker.statistics()
+    assert (numbers["gpu_memory_cache"], numbers["gpu_memory_graphs"]) == (account.cache, account.graphs)
+    assert (numbers["graphs_captured"], numbers["graphs_bytes"]) == (7, 7 * 3 * MIB)
     assert "GPU memory of 0.11 GiB: weights 0.00 GiB" in caplog.text
 
 
