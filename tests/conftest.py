@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     make_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def cpp_compiler() -> str:
+    """Its path; what compiles a model on a CPU skips without."""
+    found = shutil.which(os.environ.get("CXX") or "g++")
+    if found is None:
+        pytest.skip("no C++ compiler here; install g++")
+    return found
+
+
+@pytest.fixture(scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A STREAMSERVE_CACHE that no earlier session has left anything in."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pwd
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from streamserve import config
-from streamserve.config import Config, parse_bytes, parse_count
+from streamserve.config import Config, cache_root, parse_bytes, parse_count
 from streamserve.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -203,3 +205,31 @@ def test_every_option_is_documented_and_the_page_is_up_to_date() -> None:
         for item in fields(type(getattr(Config(), section.name))):
             assert f"`STREAMSERVE_{item.name.upper()}`" in page
             assert item.metadata["help"].rstrip().endswith("."), item.name
+
+
+def test_where_the_cache_is() -> None:
+    assert cache_root({"STREAMSERVE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}) == Path("/a/b")
+    assert cache_root({"XDG_CACHE_HOME": "/x"}) == Path("/x/streamserve")
+    assert cache_root({"HOME": "/home/me"}) == Path("/home/me/.cache/streamserve")
+    assert cache_root({"HOME": "/home/me", "STREAMSERVE_CACHE": "~/models"}) == Path("/home/me/models")
+    assert cache_root({"STREAMSERVE_CACHE": "models"}) == Path.cwd() / "models"
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert cache_root({}) == home / ".cache" / "streamserve"
+
+
+def test_only_the_mapping_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "STREAMSERVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "/elsewhere")
+    assert cache_root({"HOME": "/home/me"}) == Path("/home/me/.cache/streamserve")
+
+
+@pytest.mark.parametrize("environ", [{}, {"STREAMSERVE_CACHE": "~/models"}])
+def test_a_user_without_a_home_has_to_name_the_cache(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ConfigError, match=r"no home folder.*STREAMSERVE_CACHE"):
+        cache_root(environ)

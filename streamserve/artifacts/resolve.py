@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from streamserve.artifacts.aliases import ALIASES, DEFAULT_ALIAS
-from streamserve.artifacts.cache import ModelCache, cache_root
+from streamserve.artifacts.cache import ModelCache
 from streamserve.artifacts.gguf_header import read_architecture
 from streamserve.artifacts.hub import fetch_from_hub, is_hub_id
 from streamserve.bootstrap import ResolvedModel
-from streamserve.config import ModelConfig
+from streamserve.config import ModelConfig, cache_root
 from streamserve.errors import ConfigError
 from streamserve.worker.models.config import read_decoder_config
 
@@ -40,7 +40,7 @@ def resolve_model(
     dtype = config.dtype if config.dtype != "auto" else native_dtype(config.device)
     source, name = _locate(config, progress)
     if source.is_file():
-        cache = ModelCache(cache_root(os.environ if environ is None else environ))
+        cache = ModelCache(cache_root(environ))
         if config.load_format == "safetensors":
             raise ConfigError(f"--load-format safetensors: {source} is a file; give a folder.")
         path = _converted(source, name, dtype, cache, progress)

@@ -6,6 +6,7 @@ the row of the table in docs/configuration.md. Later sources win: default < YAML
 This is the only room that reads the environment. Each other room is handed its own section, never the whole.
 """
 
+from streamserve.config.cache_folder import cache_root
 from streamserve.config.http import ApiConfig, AuthConfig, ServerConfig, TlsConfig
 from streamserve.config.options import parse_bytes, parse_count
 from streamserve.config.sections import (
@@ -32,6 +33,7 @@ __all__ = [
     "TlsConfig",
     "WorkerConfig",
     "add_arguments",
+    "cache_root",
     "documentation",
     "load",
     "page",

@@ -142,6 +142,14 @@ class WorkerConfig:
         kind="str",
         choices=("auto", "torch", "triton", "flash_attn"),
     )
+    compile: str = option(
+        "none",
+        "Fuse the model's small operations with torch.compile, see docs/compile.md: in the pieces between "
+        "attentions, compiled once for all layers, or in the whole model, for comparison. Needs a C++ "
+        "compiler on a CPU, and Triton on CUDA.",
+        kind="str",
+        choices=("none", "pieces", "whole"),
+    )
     cudagraph_mode: str | None = option(
         None,
         "Which steps run from captured CUDA graphs, see docs/graphs.md; the default is FULL_AND_PIECEWISE on "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.bootstrap import STOP_ORDER, Bootstrap, ReadyPipe, ResolvedModel
-from streamserve.config import Config
+from streamserve.config import Config, cache_root
 from streamserve.engine.core import EngineCore
 from streamserve.engine.executor.base import Executor
 from streamserve.engine.executor.inline import InlineExecutor
@@ -104,6 +104,8 @@ def worker_spec(config: Config, device: str, model: ResolvedModel) -> WorkerSpec
         lazy_graphs=config.worker.lazy_graphs,
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         debug_no_sync=config.worker.debug_no_sync,
+        compile=config.worker.compile,
+        compile_cache=None if config.worker.compile == "none" else str(cache_root() / "compiled"),
     )
 
 

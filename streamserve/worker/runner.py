@@ -14,7 +14,7 @@ from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.link import Fetched
 from streamserve.worker.logprobs import DeviceLogprobs, read_prompt_logprobs, split_by_span
-from streamserve.worker.models.llama import LlamaModel
+from streamserve.worker.models.model import Model
 from streamserve.worker.sampler import Sampled, Sampler
 
 
@@ -68,7 +68,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Model,
         batch: InputBatch,
         attention: AttentionBackend,
         sampler: Sampler,

@@ -33,6 +33,8 @@ class WorkerSpec:
         gpu_memory_utilization: share of a GPU's memory that the worker may use; it sizes the KV cache unless
             one of the two options above does. Of no meaning on a CPU.
         debug_no_sync: make an error of what has the host wait for a GPU within a step.
+        compile: value of --compile; see `worker.compile`.
+        compile_cache: folder of compiled code; None leaves the place to torch.
     """
 
     model_path: str
@@ -53,6 +55,8 @@ class WorkerSpec:
     attention_backend: str = "auto"
     gpu_memory_utilization: float = 0.9
     debug_no_sync: bool = False
+    compile: str = "none"
+    compile_cache: str | None = None
 
 
 def parse_capture_sizes(words: Iterable[str]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,11 +19,13 @@ from streamserve.worker.attention.select import (
 from streamserve.worker.attention.torch_padded import TorchPaddedAttention
 from streamserve.worker.attention.variant import AttentionVariant
 from streamserve.worker.batch import BatchShape, InputBatch
+from streamserve.worker.compile import check_compile, compile_model
 from streamserve.worker.device import dtype_name, free_bytes, resolve_device, resolve_dtype
 from streamserve.worker.graphs.build import build_graphs, requested_mode
 from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.mode import RuntimeMode
 from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
+from streamserve.worker.inductor import Compilation
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
 from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
@@ -59,6 +61,7 @@ class Worker:
         self._spec = spec
         self._runner: ModelRunner | None = None
         self._account: MemoryAccount | None = None
+        self._compilations: Sequence[Compilation] = ()
 
     def start(self, progress: Progress) -> WorkerFacts:
         """Loads the weights, sizes and allocates the KV cache.
@@ -80,9 +83,12 @@ class Worker:
             torch.set_num_threads(1)
         max_model_len = _max_model_len(spec, config)
         choice = _choose_attention(spec, config, dtype, device)
+        check_compile(spec, device)
         is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
         profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)
-        model, weights_bytes = self._load(config, dtype, device, progress)
+        loaded, weights_bytes = self._load(config, dtype, device, progress)
+        compiled = compile_model(spec, loaded, progress)
+        model, self._compilations = compiled.model, compiled.compilations
         if profile is not None:
             profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
@@ -151,6 +157,10 @@ class Worker:
         assert self._runner is not None, "asked before start or after close"
         return None if self._runner.graphs is None else self._runner.graphs.counters
 
+    def compilations(self) -> Sequence[Compilation]:
+        """What was compiled, so far; nothing without --compile or where that failed."""
+        return self._compilations
+
     def close(self) -> None:
         """Gives the memory of weights and cache back. May be called twice."""
         self._runner = None
@@ -178,7 +188,8 @@ class Worker:
             destinations,
             lambda share: progress("loading weights", share),
         )
-        model.pack()
+        if spec.compile == "none":
+            model.pack()
         return model, weights_bytes
 
     def _batch(

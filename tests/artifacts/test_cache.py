@@ -3,14 +3,13 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import pwd
 import signal
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
-from streamserve.artifacts.cache import ModelCache, cache_root
+from streamserve.artifacts.cache import ModelCache
 from streamserve.errors import ConfigError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -107,31 +106,3 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="full disk"):
         ModelCache(tmp_path).add("m", fill, unexpected)
     assert not list((tmp_path / "models").glob("*.partial"))
-
-
-def test_where_the_cache_is() -> None:
-    assert cache_root({"STREAMSERVE_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}) == Path("/a/b")
-    assert cache_root({"XDG_CACHE_HOME": "/x"}) == Path("/x/streamserve")
-    assert cache_root({"HOME": "/home/me"}) == Path("/home/me/.cache/streamserve")
-    assert cache_root({"HOME": "/home/me", "STREAMSERVE_CACHE": "~/models"}) == Path("/home/me/models")
-    assert cache_root({"STREAMSERVE_CACHE": "models"}) == Path.cwd() / "models"
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    assert cache_root({}) == home / ".cache" / "streamserve"
-
-
-def test_only_the_mapping_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "STREAMSERVE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, "/elsewhere")
-    assert cache_root({"HOME": "/home/me"}) == Path("/home/me/.cache/streamserve")
-
-
-@pytest.mark.parametrize("environ", [{}, {"STREAMSERVE_CACHE": "~/models"}])
-def test_a_user_without_a_home_has_to_name_the_cache(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
-) -> None:
-    def nobody(_: int) -> None:
-        raise KeyError("getpwuid(): uid not found: 4242")
-
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
-    with pytest.raises(ConfigError, match=r"no home folder.*STREAMSERVE_CACHE"):
-        cache_root(environ)

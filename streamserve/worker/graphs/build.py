@@ -14,7 +14,7 @@ from streamserve.worker.graphs.dispatcher import GraphDispatcher
 from streamserve.worker.graphs.mode import CUDAGraphMode, lower
 from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.graphs.tape import TapeGraphs
-from streamserve.worker.models.llama import LlamaModel
+from streamserve.worker.models.model import Model
 from streamserve.worker.spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def requested_mode(spec: WorkerSpec, device: torch.device) -> CUDAGraphMode:
 
 def build_graphs(
     spec: WorkerSpec,
-    model: LlamaModel,
+    model: Model,
     batch: InputBatch,
     attention: AttentionBackend,
     device: torch.device,

@@ -21,7 +21,8 @@ from streamserve.worker.graphs.segments import (
     CapturedForward,
     ForwardRecorder,
 )
-from streamserve.worker.models.llama import ForwardBuffers, LlamaModel
+from streamserve.worker.models.llama import ForwardBuffers
+from streamserve.worker.models.model import Model
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class GraphRunner:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Model,
         batch: InputBatch,
         attention: AttentionBackend,
         dispatcher: GraphDispatcher,

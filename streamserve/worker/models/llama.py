@@ -185,10 +185,9 @@ class LlamaModel:
                 attention is called with is read behind an attention and written before it. None allocates.
 
         Returns:
-            [t, hidden_size], before the last norm; with `buffers`, their `hidden`.
+            [t, hidden_size], normed; with `buffers`, their `hidden`.
         """
-        hidden = embedding(token_ids, self.embedding)
-        cos, signed_sin = self._rope.at(positions)
+        hidden, cos, signed_sin = self.embed(token_ids, positions)
         if buffers is None:
             width = self.config.num_heads * self.config.head_dim
             attended = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
@@ -200,11 +199,21 @@ class LlamaModel:
             attention.forward(q, k, v, attended, layer=index, metadata=metadata)
             layer.add_attention(hidden, attended)
             layer.add_mlp(hidden)
-        return hidden
+        normed = self.last_norm(hidden)
+        return normed if buffers is None else hidden.copy_(normed)
+
+    def embed(
+        self, token_ids: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the layers begin with: hidden [t, hidden_size] and the two of `RotaryEmbedding.at`."""
+        return embedding(token_ids, self.embedding), *self._rope.at(positions)
+
+    def last_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[t, hidden_size] as the layers leave it → as `logits` takes it."""
+        return rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[k, vocab_size] of rows [k, hidden_size] out of `forward`."""
-        normed = rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
         if self._to_logits is not None:
-            return self._to_logits(normed).to(torch.float32)
-        return linear(normed, self.lm_head).to(torch.float32)
+            return self._to_logits(hidden).to(torch.float32)
+        return linear(hidden, self.lm_head).to(torch.float32)

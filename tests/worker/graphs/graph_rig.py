@@ -24,6 +24,8 @@ from streamserve.worker.graphs.tape import TapeGraphs
 from streamserve.worker.kv_cache import KVCache, allocate
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import read_decoder_config
+from streamserve.worker.models.llama import LlamaModel
+from streamserve.worker.models.model import Model
 from streamserve.worker.models.registry import build_model
 from streamserve.worker.runner import ModelRunner
 from streamserve.worker.sampler import Sampler
@@ -48,6 +50,7 @@ class Rig:
         checks: see `GraphRunner`.
         captured: whether all graphs are captured at once.
         device: captures; None is `TapeGraphs`.
+        stand_in: makes what runs in the place of the model.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class Rig:
         checks: bool = False,
         captured: bool = True,
         device: GraphDevice | None = None,
+        stand_in: Callable[[LlamaModel], Model] = lambda model: model,
     ) -> None:
         cpu = torch.device("cpu")
         config = read_decoder_config(folder)
-        model = build_model(config, torch.float32, cpu)
-        load_weights("auto", folder, 0, model.destinations(), lambda share: None)
+        loaded = build_model(config, torch.float32, cpu)
+        load_weights("auto", folder, 0, loaded.destinations(), lambda share: None)
+        model = stand_in(loaded)
         backend = attention(allocate(config, NUM_BLOCKS, SHAPE.block_size, torch.float32, cpu))
         columns = SamplingColumns(SHAPE.max_num_seqs, config.vocab_size, config.eos_token_ids)
         batch = InputBatch(SHAPE, columns, cpu)
