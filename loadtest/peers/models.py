@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.artifacts.aliases import ALIASES, DEFAULT_ALIAS
-from streamserve.artifacts.cache import cache_root
 from streamserve.artifacts.resolve import resolve_model
-from streamserve.config import ModelConfig
+from streamserve.config import ModelConfig, cache_root
 
 DTYPE, _DTYPE_BYTES = "bfloat16", 2
 MODELS = ("tiny", "smollm2")

@@ -22,6 +22,9 @@ Progress = Callable[[str, float], None]
 
 logger = logging.getLogger(__name__)
 
+# Characters of what a compiler says that go into the log.
+_MOST_REASON = 300
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledForward:
@@ -86,8 +89,7 @@ def compile_model(spec: WorkerSpec, model: LlamaModel, progress: Progress) -> Co
     try:
         compiled = _compiled(spec, model, inductor)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        logger.warning("--compile %s failed, the model runs uncompiled: %s", spec.compile, reason)
+        logger.warning("--compile %s failed, the model runs uncompiled: %s", spec.compile, _reason(error))
         logger.debug("the failed compilation", exc_info=True)
         model.pack()
         return CompiledForward(model, ())
@@ -101,6 +103,13 @@ def compile_model(spec: WorkerSpec, model: LlamaModel, progress: Progress) -> Co
     )
     progress("compiling the model", 1.0)
     return CompiledForward(compiled, made)
+
+
+def _reason(error: Exception) -> str:
+    """A line of it: compilers have much to say, and torch wraps it in more."""
+    cause = getattr(error, "inner_exception", error)
+    words = " ".join(str(cause).split())
+    return f"{type(cause).__name__}: {words[:_MOST_REASON]}"
 
 
 def _compiled(spec: WorkerSpec, model: LlamaModel, inductor: Inductor) -> Model:

@@ -99,7 +99,8 @@ class Inductor:
         if not self._is_warming_up:
             self.num_refused += 1
             logger.warning("%s: a step that the compiled code does not fit; it runs uncompiled", name)
-            return graph
+            uncompiled: CompiledGraph = graph.forward
+            return uncompiled
         misses, begin = counters["inductor"]["fxgraph_cache_miss"], time.perf_counter()
         compiled: CompiledGraph = torch._inductor.compile(graph, list(inputs))
         seconds = time.perf_counter() - begin

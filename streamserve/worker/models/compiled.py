@@ -189,7 +189,8 @@ class WholeModel(CompiledModel):
                 examples = [n.meta["example_value"] for n in child.graph.nodes if n.op == "placeholder"]
                 delattr(split, name)
                 setattr(split, name, self._inductor.compile(f"part {index // 2}", child, examples))
-        return split
+        forward: CompiledGraph = split.forward
+        return forward
 
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int
