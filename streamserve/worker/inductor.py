@@ -60,6 +60,8 @@ class Inductor:
     @contextmanager
     def warming_up(self) -> Iterator[None]:
         """Compiles what comes in here."""
+        # Takes seconds, which would count as those of the first compilation.
+        import torch._inductor.compile_fx
         import torch._inductor.config
         import torch.fx.experimental._config
 
