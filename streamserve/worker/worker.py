@@ -31,6 +31,7 @@ from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
+from streamserve.worker.models.model import Model
 from streamserve.worker.models.registry import build_model
 from streamserve.worker.numbers import graph_numbers, link_numbers, memory_numbers
 from streamserve.worker.runner import LaunchedStep, ModelRunner
@@ -83,12 +84,9 @@ class Worker:
             torch.set_num_threads(1)
         max_model_len = _max_model_len(spec, config)
         choice = _choose_attention(spec, config, dtype, device)
-        check_compile(spec, device)
         is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
         profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)
-        loaded, weights_bytes = self._load(config, dtype, device, progress)
-        compiled = compile_model(spec, loaded, progress)
-        model, self._compilations = compiled.model, compiled.compilations
+        model, weights_bytes = self._compiled(config, dtype, device, progress)
         if profile is not None:
             profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
@@ -164,6 +162,16 @@ class Worker:
     def close(self) -> None:
         """Gives the memory of weights and cache back. May be called twice."""
         self._runner = None
+
+    def _compiled(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, progress: Progress
+    ) -> tuple[Model, int]:
+        """The model, compiled if that is asked for, and the bytes of its parameters."""
+        check_compile(self._spec, device)
+        loaded, weights_bytes = self._load(config, dtype, device, progress)
+        compiled = compile_model(self._spec, loaded, progress)
+        self._compilations = compiled.compilations
+        return compiled.model, weights_bytes
 
     def _load(
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, progress: Progress
