@@ -6,8 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
 from server import running_server
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 # As in the engine process: with idle threads that spin, two test processes on one machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
