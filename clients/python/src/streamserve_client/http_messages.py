@@ -1,0 +1,97 @@
+"""What requests and answers mean over HTTP, for both clients."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from streamserve_client.errors import (
+    AnswerTimeout,
+    APIError,
+    ClientError,
+    ConnectionFailed,
+    InvalidAnswer,
+    api_error,
+)
+from streamserve_client.retries import parse_retry_after
+from streamserve_client.settings import Timeouts
+
+DONE = "[DONE]"
+# One connection a stream, and as many of them as the caller has.
+LIMITS = httpx.Limits(max_connections=None)
+
+_BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.WriteTimeout)
+
+
+def request_timeout(timeouts: Timeouts) -> httpx.Timeout:
+    """Until the answer begins."""
+    return httpx.Timeout(connect=timeouts.connect_s, read=timeouts.answer_s, write=timeouts.idle_s, pool=None)
+
+
+def limit_silence(response: httpx.Response, timeouts: Timeouts) -> None:
+    """From here on a silence of `idle_s` ends the answer, which has begun; until here it was its turn
+    that it waited for."""
+    response.request.extensions["timeout"]["read"] = timeouts.idle_s
+
+
+def failure(error: httpx.HTTPError) -> ClientError:
+    """Why there is no answer."""
+    reason = str(error) or type(error).__name__
+    if isinstance(error, httpx.ReadTimeout):
+        return AnswerTimeout("the answer did not begin in time (Timeouts.answer_s)")
+    return (ConnectionFailed if isinstance(error, _BROKEN) else ClientError)(f"no connection: {reason}")
+
+
+def loss(error: httpx.HTTPError) -> ClientError:
+    """Why an answer that had begun stopped."""
+    if isinstance(error, httpx.ReadTimeout):
+        return ConnectionFailed("nothing came for longer than Timeouts.idle_s")
+    return ConnectionFailed(f"the connection broke: {error or type(error).__name__}")
+
+
+def error_of(response: httpx.Response) -> APIError:
+    """The error in a whole answer with a status of 400 or above."""
+    headers = response.headers
+    return status_error(
+        response.status_code, response.text, headers.get("Retry-After"), headers.get("X-Request-Id")
+    )
+
+
+def status_error(status: int, body: str, retry_after: str | None, request_id: str | None) -> APIError:
+    """The error of an answer whose body need not be one of this API's: proxies answer as well."""
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, LookupError, TypeError):
+        error = body.strip()[:200]
+    return api_error(
+        error, status=status, retry_after_s=parse_retry_after(retry_after), request_id=request_id
+    )
+
+
+def document_of(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object in a whole answer.
+
+    Raises:
+        APIError: the server says that there is none.
+        InvalidAnswer: it is no object.
+    """
+    if not response.is_success:
+        raise error_of(response)
+    return parse_object(response.text)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Hot: once a chunk.
+
+    Raises:
+        InvalidAnswer: it is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidAnswer(f"the server sent something else than a JSON object: {text[:200]!r}")
+    return value

@@ -1,0 +1,127 @@
+"""The messages of the server's WebSocket /v1/ws: which is for which stream. Knows no socket.
+
+client                                               server
+{"type":"create","id":I,"endpoint":E,"body":{…}}     {"id":I,"type":"chunk","chunk":{…}} …, or
+{"type":"cancel","id":I}                             {"id":I,"type":"result","result":{…}}, then
+                                                     {"id":I,"type":"done"}, or in place of any of them
+                                                     {"id":I,"type":"error","error":{…}}
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from typing import Any, Protocol
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from streamserve_client.endpoints import Call
+from streamserve_client.errors import APIError, BadRequest, ClientError, ConnectionFailed, api_error
+from streamserve_client.http_messages import parse_object, status_error
+
+# A chunk or a result; None for the end of the stream; or why there is no more.
+Item = dict[str, Any] | None | ClientError
+PING = '{"type":"ping"}'
+TOO_LARGE = 1009
+
+
+class Inbox(Protocol):
+    """Where the messages of one stream wait for it."""
+
+    def put_nowait(self, item: Item, /) -> None: ...
+
+
+class Multiplexer:
+    """The streams of one connection.
+
+    Errors that name no stream (a message that is too large or nested too deeply to be looked at) belong to
+    the `create` that the server is just looking at. Messages are looked at in order and a ping is answered at
+    once, so with a ping behind each `create` it is the one after the last pong.
+
+    Attributes:
+        is_lost: the connection is over.
+    """
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._ids = itertools.count(1)
+        self._inboxes: dict[int, Inbox] = {}
+        self._unconfirmed: deque[int] = deque()
+
+    def open(self, call: Call, inbox: Inbox) -> tuple[int, str]:
+        """A new stream: its id, and the message that begins it, behind which a PING must be sent."""
+        stream_id = next(self._ids)
+        message = {"type": "create", "id": stream_id, "endpoint": call.endpoint, "body": call.body}
+        encoded = json.dumps(message, ensure_ascii=False, allow_nan=False)
+        self._inboxes[stream_id] = inbox
+        self._unconfirmed.append(stream_id)
+        # In this order: another thread may just be losing the connection, and one of the two sees the other.
+        if self.is_lost:
+            self._give(stream_id, ConnectionFailed("the connection is over"), is_last=True)
+        return stream_id, encoded
+
+    def take(self, text: str | bytes) -> None:
+        """Gives a message to the stream that it is for; those who have left get none. Hot: once a chunk.
+
+        Raises:
+            InvalidAnswer: it is no message.
+        """
+        message = parse_object(text if isinstance(text, str) else "")
+        kind, stream_id = message.get("type"), message.get("id")
+        if kind == "pong":
+            if self._unconfirmed:
+                self._unconfirmed.popleft()
+        elif kind in ("chunk", "result"):
+            self._give(stream_id, message.get(kind))
+        elif kind == "done":
+            self._give(stream_id, None, is_last=True)
+        elif kind == "error":
+            if stream_id is None and self._unconfirmed:
+                stream_id = self._unconfirmed[0]
+            self._give(stream_id, _error_of(message.get("error")), is_last=True)
+
+    def leave(self, stream_id: int) -> str | None:
+        """Nobody wants the rest of a stream: the message that says so, unless it is over."""
+        if self._inboxes.pop(stream_id, None) is None or self.is_lost:
+            return None
+        return json.dumps({"type": "cancel", "id": stream_id})
+
+    def lose(self, reason: str, close_code: int | None = None) -> None:
+        """The connection is over, and all its streams with it."""
+        self.is_lost = True
+        if close_code == TOO_LARGE and self._unconfirmed:
+            error = BadRequest("The request is too large.", status=413, code="body_too_large")
+            self._give(self._unconfirmed[0], error, is_last=True)
+        for stream_id in list(self._inboxes):
+            self._give(stream_id, ConnectionFailed(reason), is_last=True)
+
+    def _give(self, stream_id: Any, item: Item, *, is_last: bool = False) -> None:
+        inbox = self._inboxes.pop(stream_id, None) if is_last else self._inboxes.get(stream_id)
+        if inbox is not None:
+            inbox.put_nowait(item)
+
+
+def _error_of(error: Any) -> APIError:
+    fields = error if isinstance(error, dict) else {}
+    return api_error(error, status=fields.get("status"), retry_after_s=fields.get("retry_after"))
+
+
+def opening_failure(error: Exception) -> ClientError:
+    """Why there is no connection: what the server answered, or what came instead of an answer."""
+    if isinstance(error, InvalidStatus):
+        response = error.response
+        body = (response.body or b"").decode(errors="replace")
+        headers = response.headers
+        return status_error(
+            response.status_code, body, headers.get("Retry-After"), headers.get("X-Request-Id")
+        )
+    return ConnectionFailed(f"no WebSocket connection: {error or type(error).__name__}")
+
+
+def closing_reason(error: ConnectionClosed) -> tuple[str, int | None]:
+    """Why a connection is over, for a person, and the server's close code."""
+    close = error.rcvd
+    if close is None:
+        return "the connection broke", None
+    return f"the server closed the connection ({close.code} {close.reason})".replace(" )", ")"), close.code
