@@ -144,8 +144,9 @@ async def socket_server(
     max_size: int = 1 << 20,
     useful_bytes: int = 1 << 19,
     graceful_s: int = 10,
+    path: str = "/",
 ) -> AsyncIterator[SocketServer]:
-    """Serves `make_app(service, endpoint)`, an ASGI application for WebSockets, at `/`."""
+    """Serves `make_app(service, endpoint)`, an ASGI application for WebSockets, at `path`."""
     endpoint = ScriptedEndpoint(Registry())
     endpoint.gate.set()
     service = SimpleNamespace(
@@ -153,7 +154,7 @@ async def socket_server(
         draining=asyncio.Event(),
         body_limit=lambda: BodyLimit(useful_bytes, BodyTooLarge("The request body is too long.")),
     )
-    app = Starlette(routes=[WebSocketRoute("/", make_app(service, endpoint))])
+    app = Starlette(routes=[WebSocketRoute(path, make_app(service, endpoint))])
     settings = uvicorn.Config(
         app,
         ws=partial(StreamSocketProtocol, write_timeout_s=write_timeout_s),

@@ -37,10 +37,10 @@ class AsyncSocketTransport:
             ClientError: there is none.
         """
         async with aclosing(self.events(call)) as events:
-            async for event in events:
-                if event is not None:
-                    return event
-        raise InvalidAnswer("the server ended a request without an answer")
+            documents = [event async for event in events if event is not None]
+        if len(documents) != 1:
+            raise InvalidAnswer(f"the server gave {len(documents)} answers to one request")
+        return documents[0]
 
     async def events(self, call: Call) -> AsyncGenerator[dict[str, Any] | None]:
         """The JSON objects of an answer, and None behind the last one.
@@ -151,11 +151,15 @@ class Connection:
             raise AnswerTimeout("the answer did not begin in time (Timeouts.answer_s)") from None
 
     async def _read(self) -> None:
+        reason, code = "the connection broke", None
         try:
             while True:
                 self._streams.take(await self._socket.recv())
         except ConnectionClosed as error:
-            self._streams.lose(*closing_reason(error))
+            reason, code = closing_reason(error)
         except InvalidAnswer as error:
-            self._streams.lose(str(error))
-            await self._socket.close()
+            reason = str(error)
+        finally:
+            # Whatever ended this, nothing more comes.
+            self._streams.lose(reason, code)
+        await self._socket.close()

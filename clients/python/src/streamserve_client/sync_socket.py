@@ -38,10 +38,10 @@ class SocketTransport:
             ClientError: there is none.
         """
         with closing(self.events(call)) as events:
-            for event in events:
-                if event is not None:
-                    return event
-        raise InvalidAnswer("the server ended a request without an answer")
+            documents = [event for event in events if event is not None]
+        if len(documents) != 1:
+            raise InvalidAnswer(f"the server gave {len(documents)} answers to one request")
+        return documents[0]
 
     def events(self, call: Call) -> Generator[dict[str, Any] | None]:
         """The JSON objects of an answer, and None behind the last one.
@@ -63,24 +63,27 @@ class SocketTransport:
             if self._is_closed:
                 raise ClientError("the client is closed")
             if self._connection is None or self._connection.is_lost:
-                self._connection = Connection(self._open(), self._settings.timeouts.answer_s)
+                self._connection = self._open()
             return self._connection
 
-    def _open(self) -> ClientConnection:
+    def _open(self) -> Connection:
         timeouts = self._settings.timeouts
         half_s = None if timeouts.idle_s is None else timeouts.idle_s / 2
-        try:
-            return connect(
-                self._settings.socket_url,
-                additional_headers=self._settings.headers,
-                compression=None,
-                open_timeout=timeouts.connect_s,
-                ping_interval=half_s,
-                ping_timeout=half_s,
-                max_size=None,
-            )
-        except (OSError, WebSocketException) as error:
-            raise opening_failure(error) from error
+        with contextlib.ExitStack() as opened:
+            try:
+                manager = connect(
+                    self._settings.socket_url,
+                    additional_headers=self._settings.headers,
+                    compression=None,
+                    open_timeout=timeouts.connect_s,
+                    ping_interval=half_s,
+                    ping_timeout=half_s,
+                    max_size=None,
+                )
+                socket = opened.enter_context(manager)
+            except (OSError, WebSocketException) as error:
+                raise opening_failure(error) from error
+            return Connection(socket, opened.pop_all(), timeouts.answer_s)
 
 
 class Connection:
@@ -88,10 +91,18 @@ class Connection:
 
     Messages wait for their streams without a limit: one that is read slowly does not hold up the others, and
     no answer is longer than the model's context.
+
+    Args:
+        socket: is read and written.
+        opened: closes it.
+        answer_s: how long a stream waits for its first message.
     """
 
-    def __init__(self, socket: ClientConnection, answer_s: float | None) -> None:
+    def __init__(
+        self, socket: ClientConnection, opened: contextlib.ExitStack, answer_s: float | None
+    ) -> None:
         self._socket = socket
+        self._opened = opened
         self._answer_s = answer_s
         self._streams = Multiplexer()
         self._sending = threading.Lock()
@@ -125,7 +136,7 @@ class Connection:
 
     def close(self) -> None:
         """Ends it and all its streams."""
-        self._socket.close()
+        self._opened.close()
         self._reader.join()
 
     def _begin(self, call: Call, inbox: SimpleQueue[Item]) -> int:
@@ -145,11 +156,15 @@ class Connection:
             raise AnswerTimeout("the answer did not begin in time (Timeouts.answer_s)") from None
 
     def _read(self) -> None:
+        reason, code = "the connection broke", None
         try:
             while True:
                 self._streams.take(self._socket.recv())
         except ConnectionClosed as error:
-            self._streams.lose(*closing_reason(error))
+            reason, code = closing_reason(error)
         except InvalidAnswer as error:
-            self._streams.lose(str(error))
-            self._socket.close()
+            reason = str(error)
+        finally:
+            # Whatever ended this, nothing more comes.
+            self._streams.lose(reason, code)
+        self._socket.close()

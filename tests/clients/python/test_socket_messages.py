@@ -1,0 +1,108 @@
+"""Which message of a WebSocket is for which stream, without a socket."""
+
+from __future__ import annotations
+
+import json
+from queue import SimpleQueue
+
+import pytest
+
+from streamserve_client import APIError, BadRequest, ConnectionFailed, InvalidAnswer, RateLimited
+from streamserve_client.endpoints import CHAT
+from streamserve_client.socket_messages import Multiplexer
+
+CALL = CHAT.call([], {}, None)
+
+
+def opened(streams):
+    inbox = SimpleQueue()
+    stream_id, message = streams.open(CALL, inbox)
+    assert json.loads(message)["id"] == stream_id
+    return stream_id, inbox
+
+
+def hear(streams, **message):
+    streams.take(json.dumps(message))
+
+
+def waiting(inbox):
+    items = []
+    while not inbox.empty():
+        items.append(inbox.get_nowait())
+    return items
+
+
+def test_each_stream_gets_its_own():
+    streams = Multiplexer()
+    (one, first), (two, second) = opened(streams), opened(streams)
+    assert one != two
+    hear(streams, id=two, type="chunk", chunk={"n": 2})
+    hear(streams, id=one, type="result", result={"n": 1})
+    hear(streams, id=one, type="done")
+    hear(streams, id=two, type="error", error={"message": "Busy.", "status": 429, "retry_after": 3})
+    assert waiting(first) == [{"n": 1}, None]
+    chunk, error = waiting(second)
+    assert chunk == {"n": 2}
+    assert isinstance(error, RateLimited)
+    assert error.retry_after_s == 3
+    assert streams.leave(one) is streams.leave(two) is None
+
+
+def test_who_leaves_early_says_so_and_hears_no_more():
+    streams = Multiplexer()
+    one, first = opened(streams)
+    assert json.loads(streams.leave(one)) == {"type": "cancel", "id": one}
+    assert streams.leave(one) is None
+    for message in ({"type": "chunk", "chunk": {}}, {"type": "done"}):
+        hear(streams, id=one, **message)
+    assert waiting(first) == []
+    assert opened(streams)[0] != one
+
+
+@pytest.mark.parametrize("num_pongs", [0, 1, 2])
+def test_an_error_without_an_id_is_for_the_request_that_is_looked_at(num_pongs):
+    streams = Multiplexer()
+    inboxes = [opened(streams)[1] for _ in range(3)]
+    for _ in range(num_pongs):
+        hear(streams, type="pong")
+    hear(streams, type="error", error={"message": "Too deep.", "status": 400})
+    for number, inbox in enumerate(inboxes):
+        items = waiting(inbox)
+        assert [type(item) for item in items] == ([BadRequest] if number == num_pongs else [])
+
+
+def test_a_message_that_closes_the_connection_is_the_fault_of_one_request():
+    streams = Multiplexer()
+    inboxes = [opened(streams)[1] for _ in range(3)]
+    hear(streams, type="pong")
+    streams.lose("the server closed the connection", 1009)
+    for inbox, kind in zip(inboxes, (ConnectionFailed, BadRequest, ConnectionFailed), strict=True):
+        (error,) = waiting(inbox)
+        assert type(error) is kind
+        assert isinstance(error, APIError) == (kind is BadRequest)
+        if isinstance(error, APIError):
+            assert (error.status, error.code) == (413, "body_too_large")
+
+
+def test_a_lost_connection_takes_no_more_streams():
+    streams = Multiplexer()
+    streams.lose("gone")
+    stream_id, inbox = opened(streams)
+    assert [type(item) for item in waiting(inbox)] == [ConnectionFailed]
+    assert streams.leave(stream_id) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", b"binary"])
+def test_what_is_no_message(text):
+    with pytest.raises(InvalidAnswer):
+        Multiplexer().take(text)
+
+
+def test_messages_of_a_newer_server_are_passed_over():
+    streams = Multiplexer()
+    stream_id, inbox = opened(streams)
+    hear(streams, id=stream_id, type="news", news={})
+    hear(streams, type="pong")
+    hear(streams, type="pong")
+    hear(streams, type="error", error={"message": "For nobody."})
+    assert waiting(inbox) == []
