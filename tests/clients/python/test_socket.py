@@ -149,12 +149,11 @@ async def test_a_refused_request(client, server):
     assert client.delays == []
 
 
-@pytest.mark.parametrize("size", [1 << 19, 1 << 21])
-async def test_a_request_that_is_too_large_to_be_looked_at(client, server, size):
-    """The first is answered without an id, the second ends the connection."""
+async def test_a_request_that_is_too_large_to_be_looked_at(client, server):
+    """It is answered by an error that does not name it."""
     with pytest.raises(BadRequest) as raised:
-        await client.create("completions", "x" * size)
-    assert (raised.value.status, raised.value.code) == (413, "body_too_large")
+        await client.create("completions", "x" * (1 << 19))
+    assert raised.value.status == 413
     assert client.delays == []
     assert server.endpoint.answers == []
 
