@@ -1,4 +1,4 @@
-"""Silence before an answer is waiting; silence in the middle of it is a lost connection. Over real sockets."""
+"""Silence before an answer is waiting; in the middle of it, it is a lost connection. Over real sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def serving(answer):
         writer.close()
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-        yield "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 async def test_silence_before_the_answer_is_no_failure(make_client):
