@@ -1,0 +1,156 @@
+/** Requests over HTTP, and streams over SSE. */
+
+import { AnswerTimeout, apiError, ConnectionFailed, InvalidAnswer } from "./errors.js";
+import { Life } from "./life.js";
+import { parseRetryAfter } from "./retries.js";
+import { EventDecoder } from "./sse.js";
+
+const DONE = "[DONE]";
+
+/** @typedef {import("./endpoints.js").Call} Call */
+
+/** A connection for each request that is being answered; a stream that is left early closes its own. */
+export class HttpTransport {
+  #settings;
+  #fetch;
+
+  /** @param {import("./settings.js").Settings} settings @param {(request: Request) => Promise<Response>} fetch */
+  constructor(settings, fetch) {
+    this.#settings = settings;
+    this.#fetch = fetch;
+  }
+
+  /** The answer in one piece. @param {Call} call @param {AbortSignal} signal */
+  answer(call, signal) {
+    return this.#whole("POST", call.path, call.body, signal);
+  }
+
+  /** Ends what is at `path`. @param {string} path */
+  async delete(path) {
+    await this.#whole("DELETE", path, undefined, new AbortController().signal);
+  }
+
+  /** Throws what the server says if it lets nobody in. @param {AbortSignal} signal */
+  async check(signal) {
+    await this.#whole("GET", "/v1/models", undefined, signal);
+  }
+
+  /**
+   * The JSON objects of a stream, and null where it says that they are all. Hot: one turn a chunk.
+   *
+   * @param {Call} call
+   * @param {AbortSignal} signal
+   * @returns {AsyncGenerator<any, void, void>}
+   */
+  async *events(call, signal) {
+    const life = new Life(signal);
+    try {
+      const response = await this.#begin("POST", call.path, call.body, life);
+      if (!response.ok) throw await errorOf(response, life);
+      const type = response.headers.get("Content-Type") ?? "";
+      if (!type.startsWith("text/event-stream") || response.body === null) {
+        throw new InvalidAnswer(`the server sent ${JSON.stringify(type)} instead of a stream`);
+      }
+      yield* this.#read(response.body.getReader(), life);
+    } finally {
+      life.end();
+    }
+  }
+
+  /**
+   * @param {ReadableStreamDefaultReader<Uint8Array>} reader
+   * @param {Life} life
+   */
+  async *#read(reader, life) {
+    const decoder = new EventDecoder();
+    const late = () => new ConnectionFailed("nothing came for longer than timeouts.idle");
+    for (;;) {
+      const next = network(reader.read(), "the connection broke");
+      const { done, value } = await life.during(next, this.#settings.timeouts.idle, late);
+      if (done) return;
+      for (const data of decoder.decode(value)) yield data === DONE ? null : parseObject(data);
+    }
+  }
+
+  /** @param {string} method @param {string} path @param {any} body @param {AbortSignal} signal */
+  async #whole(method, path, body, signal) {
+    const life = new Life(signal);
+    try {
+      const response = await this.#begin(method, path, body, life);
+      if (!response.ok) throw await errorOf(response, life);
+      return parseObject(await textOf(response, life));
+    } finally {
+      life.end();
+    }
+  }
+
+  /** @param {string} method @param {string} path @param {any} body @param {Life} life */
+  #begin(method, path, body, life) {
+    const { baseUrl, headers, timeouts } = this.#settings;
+    // fetch itself would tell of a header that is none as it does of a lost connection.
+    const request = new Request(baseUrl + path, {
+      method,
+      headers: { ...headers, ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      body: body === undefined ? null : JSON.stringify(body),
+      signal: life.signal,
+    });
+    const late = () => new AnswerTimeout("the answer did not begin in time (timeouts.answer)");
+    return life.during(network(this.#fetch(request), "no connection"), timeouts.answer, late);
+  }
+}
+
+/**
+ * What `wait` gives; what fetch and its streams throw becomes an error of ours.
+ *
+ * @template T
+ * @param {Promise<T>} wait
+ * @param {string} what happened
+ * @returns {Promise<T>}
+ */
+function network(wait, what) {
+  return wait.catch((error) => {
+    throw new ConnectionFailed(`${what}: ${reasonOf(error)}`, { cause: error });
+  });
+}
+
+/** @param {any} error */
+function reasonOf(error) {
+  return String(error?.cause?.message || error?.message || error);
+}
+
+/** @param {Response} response @param {Life} life */
+function textOf(response, life) {
+  return life.during(network(response.text(), "the connection broke"));
+}
+
+/**
+ * The error in an answer that need not be one of this API's: proxies answer as well.
+ *
+ * @param {Response} response
+ * @param {Life} life
+ */
+async function errorOf(response, life) {
+  const body = await textOf(response, life);
+  let error;
+  try {
+    error = JSON.parse(body).error ?? body;
+  } catch {
+    error = body.trim().slice(0, 200);
+  }
+  const retryAfter = parseRetryAfter(response.headers.get("Retry-After"));
+  return apiError(error, { status: response.status, retryAfter, requestId: response.headers.get("X-Request-Id") });
+}
+
+/** The JSON object in `text`. Hot: once a chunk. @param {string} text @returns {any} */
+export function parseObject(text) {
+  let value = null;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    // Told below.
+  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new InvalidAnswer(`the server sent something else than a JSON object: ${JSON.stringify(text.slice(0, 200))}`);
+  }
+  return value;
+}

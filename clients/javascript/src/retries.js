@@ -1,0 +1,68 @@
+/** When a request is made again, and after how long: decided here, waited elsewhere. */
+
+import { APIError, ConnectionFailed } from "./errors.js";
+
+const RETRYABLE_STATUSES = [429, 503];
+
+/**
+ * Times are in milliseconds.
+ *
+ * @typedef {object} Retries
+ * @property {number} maxRetries tries after the first one; 0 for none
+ * @property {number} firstDelay wait after the first failure, at most
+ * @property {number} maxDelay longest wait; if the server names a longer time, the error is thrown instead
+ * @property {() => number} chance a number from 0 to 1
+ */
+
+/** @type {Retries} */
+export const DEFAULT_RETRIES = { maxRetries: 5, firstDelay: 500, maxDelay: 60_000, chance: Math.random };
+
+/** The tries of one request. */
+export class Attempts {
+  #numFailures = 0;
+  #retries;
+
+  /** @param {Retries} retries */
+  constructor(retries) {
+    this.#retries = retries;
+  }
+
+  /**
+   * The wait until the next try after one that failed with `error`, which is thrown if there is none.
+   *
+   * The wait doubles with each failure and is between half and the whole of that, so that many clients do not
+   * come back at the same moment. Where the server names a time (Retry-After), the wait is added to it.
+   *
+   * @param {unknown} error
+   * @returns {number}
+   */
+  delay(error) {
+    const { maxRetries, firstDelay, maxDelay, chance } = this.#retries;
+    this.#numFailures += 1;
+    if (this.#numFailures > maxRetries || !isPassing(error)) throw error;
+    const backoff = (Math.min(firstDelay * 2 ** (this.#numFailures - 1), maxDelay) * (1 + chance())) / 2;
+    const asked = error instanceof APIError ? error.retryAfter : null;
+    if (asked === null) return backoff;
+    if (asked > maxDelay) throw error;
+    return Math.min(asked + backoff, maxDelay);
+  }
+}
+
+/** @param {unknown} error */
+function isPassing(error) {
+  if (error instanceof APIError) return error.status !== null && RETRYABLE_STATUSES.includes(error.status);
+  return error instanceof ConnectionFailed;
+}
+
+/**
+ * The milliseconds in a Retry-After header: seconds, or a date as proxies write it. Null if it is neither.
+ *
+ * @param {string | null} value
+ * @param {number} [now]
+ */
+export function parseRetryAfter(value, now = Date.now()) {
+  if (value === null) return null;
+  if (/^\s*\d+\s*$/.test(value)) return Number(value) * 1000;
+  const date = /[a-z]/i.test(value) ? Date.parse(value) : Number.NaN;
+  return Number.isNaN(date) ? null : Math.max(0, date - now);
+}

@@ -1,0 +1,115 @@
+/**
+ * The messages of the server's WebSocket /v1/ws: which is for which stream. Knows no socket.
+ *
+ *     client                                               server
+ *     {"type":"create","id":I,"endpoint":E,"body":{…}}     {"id":I,"type":"chunk","chunk":{…}} …, or
+ *     {"type":"cancel","id":I}                             {"id":I,"type":"result","result":{…}}, then
+ *                                                          {"id":I,"type":"done"}, or in place of any of them
+ *                                                          {"id":I,"type":"error","error":{…}}
+ */
+
+import { apiError, ConnectionFailed } from "./errors.js";
+import { parseObject } from "./http.js";
+
+export const PING = '{"type":"ping"}';
+const TOO_LARGE = 1009;
+
+/** A chunk or a result; null for the end of the stream; or an Error, why there is no more. @typedef {any} Item */
+
+/** Where the messages of one stream wait for it. */
+export class Inbox {
+  /** @type {Item[]} */
+  #items = [];
+  /** @type {(() => void) | null} */
+  #wake = null;
+
+  /** @param {Item} item */
+  put(item) {
+    this.#items.push(item);
+    this.#wake?.();
+  }
+
+  /** The next item, once there is one. @returns {Promise<Item>} */
+  async next() {
+    while (this.#items.length === 0) await new Promise((resolve) => { this.#wake = () => resolve(null); });
+    return this.#items.shift();
+  }
+}
+
+/**
+ * The streams of one connection.
+ *
+ * Errors that name no stream (a message that is too large or nested too deeply to be looked at) belong to the
+ * `create` that the server is just looking at. Messages are looked at in order and a ping is answered at once, so
+ * with a ping behind each `create` it is the one after the last pong.
+ */
+export class Multiplexer {
+  isLost = false;
+  #lastId = 0;
+  /** @type {Map<unknown, Inbox>} */
+  #inboxes = new Map();
+  /** Their ids, and null for each ping of another kind. @type {(number | null)[]} */
+  #unconfirmed = [];
+
+  get hasStreams() {
+    return this.#inboxes.size > 0;
+  }
+
+  /**
+   * A new stream: its id, and the messages that begin it.
+   *
+   * @param {import("./endpoints.js").Call} call
+   * @param {Inbox} inbox
+   */
+  open(call, inbox) {
+    const id = ++this.#lastId;
+    this.#inboxes.set(id, inbox);
+    if (this.isLost) this.#end(id, new ConnectionFailed("the connection is over"));
+    this.#unconfirmed.push(id);
+    return { id, messages: [JSON.stringify({ type: "create", id, endpoint: call.endpoint, body: call.body }), PING] };
+  }
+
+  /** A message that the server must answer. */
+  ping() {
+    this.#unconfirmed.push(null);
+    return PING;
+  }
+
+  /** Gives a message to the stream that it is for; those who have left get none. Hot: once a chunk. @param {string} text */
+  take(text) {
+    const message = parseObject(text);
+    const { type, id } = message;
+    if (type === "pong") {
+      this.#unconfirmed.shift();
+    } else if (type === "chunk" || type === "result") {
+      this.#inboxes.get(id)?.put(message[type]);
+    } else if (type === "done") {
+      this.#end(id, null);
+    } else if (type === "error") {
+      const { status = null, retry_after: seconds = null } = message.error ?? {};
+      const retryAfter = seconds === null ? null : seconds * 1000;
+      this.#end(id === undefined ? this.#unconfirmed[0] : id, apiError(message.error, { status, retryAfter }));
+    }
+  }
+
+  /** Nobody wants the rest of a stream: the message that says so, unless it is over. @param {number} id */
+  leave(id) {
+    return this.#inboxes.delete(id) && !this.isLost ? JSON.stringify({ type: "cancel", id }) : null;
+  }
+
+  /** The connection is over, and all its streams with it. @param {string} reason @param {number} [closeCode] */
+  lose(reason, closeCode) {
+    this.isLost = true;
+    if (closeCode === TOO_LARGE) {
+      const error = { message: "The request is too large.", code: "body_too_large" };
+      this.#end(this.#unconfirmed[0], apiError(error, { status: 413 }));
+    }
+    for (const id of [...this.#inboxes.keys()]) this.#end(id, new ConnectionFailed(reason));
+  }
+
+  /** @param {unknown} id @param {Item} item */
+  #end(id, item) {
+    this.#inboxes.get(id)?.put(item);
+    this.#inboxes.delete(id);
+  }
+}
