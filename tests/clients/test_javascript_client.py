@@ -36,7 +36,7 @@ def test_its_own_tests(packages, tiny_server, keyed_server):
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(re.findall(r"^# (pass|fail|skipped) (\d+)$", done.stdout, re.MULTILINE))

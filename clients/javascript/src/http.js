@@ -64,11 +64,16 @@ export class HttpTransport {
   async *#read(reader, life) {
     const decoder = new EventDecoder();
     const late = () => new ConnectionFailed("nothing came for longer than timeouts.idle");
-    for (;;) {
-      const next = network(reader.read(), "the connection broke");
-      const { done, value } = await life.during(next, this.#settings.timeouts.idle, late);
-      if (done) return;
-      for (const data of decoder.decode(value)) yield data === DONE ? null : parseObject(data);
+    try {
+      for (;;) {
+        const next = network(reader.read(), "the connection broke");
+        const { done, value } = await life.during(next, this.#settings.timeouts.idle, late);
+        if (done) return;
+        for (const data of decoder.decode(value)) yield data === DONE ? null : parseObject(data);
+      }
+    } finally {
+      // Closes the connection if there is more; of one that broke it tells nothing new.
+      reader.cancel().catch(() => {});
     }
   }
 
@@ -94,6 +99,7 @@ export class HttpTransport {
       body: body === undefined ? null : JSON.stringify(body),
       signal: life.signal,
     });
+    life.hold(request);
     const late = () => new AnswerTimeout("the answer did not begin in time (timeouts.answer)");
     return life.during(network(this.#fetch(request), "no connection"), timeouts.answer, late);
   }

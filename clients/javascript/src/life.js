@@ -6,6 +6,8 @@ export class Life {
   #timer;
   #caller;
   #onAbort;
+  /** @type {unknown} */
+  #held;
 
   /** @param {AbortSignal} caller the caller's own */
   constructor(caller) {
@@ -17,6 +19,16 @@ export class Life {
 
   get signal() {
     return this.#controller.signal;
+  }
+
+  /**
+   * Keeps a request in memory. Node's knows its signal by a weak reference only, and once it is collected nothing
+   * ends what it has begun.
+   *
+   * @param {Request} request
+   */
+  hold(request) {
+    this.#held = request;
   }
 
   /**
@@ -41,6 +53,7 @@ export class Life {
   end() {
     this.#caller.removeEventListener("abort", this.#onAbort);
     this.#controller.abort();
+    this.#held = undefined;
   }
 }
 

@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import * as library from "streamserve-client";
 import {
   begin, broken, chunk, collect, dropped, event, HEAD, MESSAGES, patient, refused, serve, streamed, USAGE, whole, WHOLE_STREAM,
@@ -218,6 +220,40 @@ test("a signal ends a stream, an answer, and the wait between two tries", async 
   });
   const busy = new Client(url, { sleep }).chat.create({ messages: MESSAGES }, { signal: third.signal });
   await assert.rejects(busy, { name: "AbortError" });
+});
+
+test("what garbage collection took can still be ended", async (t) => {
+  setFlagsFromString("--expose-gc");
+  const collectGarbage = runInNewContext("gc");
+  const settle = async () => {
+    for (let turn = 0; turn < 5; turn += 1) {
+      collectGarbage();
+      await new Promise(setImmediate);
+    }
+  };
+  const { closed, answer } = endless();
+  let onGone;
+  const gone = new Promise((resolve) => { onGone = resolve; });
+  let onAsked;
+  const asked = new Promise((resolve) => { onAsked = resolve; });
+  const silent = (response) => {
+    response.on("close", onGone);
+    onAsked();
+  };
+  const { url } = await serve(t, answer, silent);
+  const client = new Client(url);
+  for await (const _ of client.chat.stream({ messages: MESSAGES })) {
+    await settle();
+    break;
+  }
+  await closed;
+  const controller = new AbortController();
+  const refused = assert.rejects(client.chat.create({ messages: MESSAGES }, { signal: controller.signal }));
+  await asked;
+  await settle();
+  controller.abort();
+  await refused;
+  await gone;
 });
 
 test("silence before an answer is waiting, in the middle of it a lost connection", async (t) => {

@@ -29,7 +29,7 @@ async function until(condition) {
 const stopped = () => until(async () => (await numRunning()) === 0);
 
 for (const transport of ["sse", "websocket"]) {
-  const over = (name, body) => test(`${transport}: ${name}`, { skip, timeout: 300_000 }, async (t) => {
+  const over = (name, body) => test(`${transport}: ${name}`, { skip, timeout: 60_000 }, async (t) => {
     const client = new Client(url, { transport });
     t.after(() => client.close());
     await body(client, t);
@@ -95,7 +95,7 @@ for (const transport of ["sse", "websocket"]) {
     await assert.rejects(client.completions.create({ prompt: "Once", model: "other" }), { name: "NotFound", status: 404 });
   });
 
-  test(`${transport}: keys`, { skip: skip || !process.env.STREAMSERVE_KEYED_URL, timeout: 300_000 }, async (t) => {
+  test(`${transport}: keys`, { skip: skip || !process.env.STREAMSERVE_KEYED_URL, timeout: 60_000 }, async (t) => {
     const keyed = process.env.STREAMSERVE_KEYED_URL;
     const { delays, options } = patient({ transport });
     const client = new Client(keyed, { ...options, apiKey: process.env.STREAMSERVE_KEY });
