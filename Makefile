@@ -16,7 +16,7 @@ help:
 	@echo 'make test          the tests (ARGS="tests/ipc -x" for some of them)'
 	@echo 'make test-smollm2  the tests on the real SmolLM2-135M-Instruct'
 	@echo 'make test-heavy    the tests that take minutes'
-	@echo 'make test-clients  the tests with the clients of others, in Python and node'
+	@echo 'make test-clients  the tests with other clients and with our own as packages, in Python and node'
 	@echo 'make check         format, lint, types, imports, shape: what CI wants'
 	@echo 'make format        put the code in the form that make check wants'
 	@echo 'make bench         the micro-benchmarks'
