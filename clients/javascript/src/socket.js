@@ -114,11 +114,14 @@ class Connection {
         this.#lose(code === 1006 ? "the connection broke" : `the connection was closed (${code} ${reason})`, code);
         reject(new ConnectionFailed("no WebSocket connection"));
       });
+      // What went wrong is not told. Where there was no connection yet, Node tells of no close either.
+      socket.addEventListener("error", () => {
+        if (socket.readyState !== socket.OPEN) this.#lose("the connection broke");
+        reject(new ConnectionFailed("no WebSocket connection"));
+      });
     });
     // Those who wait for it hear of it; there may be none any more.
     this.opened.catch(() => {});
-    // What went wrong is not told; the close that follows is enough.
-    socket.addEventListener("error", () => {});
     socket.addEventListener("message", ({ data }) => this.#take(data));
   }
 
@@ -165,6 +168,8 @@ class Connection {
 
   /** @param {string} reason @param {number} [code] */
   #lose(reason, code) {
+    // Closing a socket that is not open yet may come back here as its error.
+    if (this.#streams.isLost) return;
     clearTimeout(this.#timer);
     this.#streams.lose(reason, code);
     this.#socket.close();

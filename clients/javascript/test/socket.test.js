@@ -11,6 +11,7 @@ const piece = (text, reason = null) => ({ ...HEAD, choices: [{ index: 0, text, l
 function scripted(script) {
   return class extends EventTarget {
     static sockets = [];
+    OPEN = 1;
     sent = [];
 
     constructor(url, protocols) {
@@ -21,7 +22,16 @@ function scripted(script) {
     }
 
     open() {
+      this.isOpen = true;
       this.dispatchEvent(new Event("open"));
+    }
+
+    get readyState() {
+      return this.isOpen ? this.OPEN : 0;
+    }
+
+    fail() {
+      this.dispatchEvent(new Event("error"));
     }
 
     send(text) {
@@ -41,7 +51,9 @@ function scripted(script) {
     }
 
     close() {
-      queueMicrotask(() => this.lose(1000));
+      // As Node does it where there is no connection yet.
+      if (!this.isOpen) this.fail();
+      else queueMicrotask(() => this.lose(1000));
     }
   };
 }
@@ -113,8 +125,14 @@ test("a slow answer of a server that answers pings is waited for", async () => {
   client.close();
 });
 
-test("a refused connection asks over HTTP why", async (t) => {
-  const WebSocket = scripted((message, socket) => socket.lose());
+for (const [runtime, refuse] of [
+  ["a browser", (socket) => {
+    socket.fail();
+    socket.lose();
+  }],
+  ["Node", (socket) => socket.fail()],
+]) test(`a refused connection asks over HTTP why, as ${runtime} tells it`, async (t) => {
+  const WebSocket = scripted((message, socket) => refuse(socket));
   const { url } = await serve(t, refused(503, "engine_unavailable", { "Retry-After": "5" }), refused(401, "invalid_api_key"));
   const { delays, options } = patient({ transport: "websocket", WebSocket });
   await assert.rejects(new Client(url, options).completions.create({ prompt: "" }), {
