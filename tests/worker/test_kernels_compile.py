@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_launches import KernelLaunches, Launch
-from paged_steps import Heads, PagedRig
+from loadtest.gpu_check.paged_steps import Heads, PagedRig
 
 from streamserve.sampling import SamplingParams
 from streamserve.worker.attention.metadata import PagedMetadata

@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 import torch
-from paged_steps import Heads, attend
+from loadtest.gpu_check.paged_steps import Heads, attend
 
 
 def flash_attn_2(calls: list[str]) -> types.ModuleType:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_launches import KernelLaunches
-from paged_steps import UNTOUCHED, Heads, PagedRig, attend
+from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig, attend
 
 from streamserve.engine.step import Join, StepDiff
 from streamserve.sampling import SamplingParams

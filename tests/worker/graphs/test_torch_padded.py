@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_steps import UNTOUCHED, Heads, PagedRig
+from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig
 
 from streamserve.worker.attention import torch_padded
 from streamserve.worker.attention.torch_padded import TorchPaddedAttention

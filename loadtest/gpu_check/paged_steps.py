@@ -44,6 +44,7 @@ class PagedRig:
         dtype: of cache and activations.
         width: of the block table.
         num_blocks: of the cache.
+        device: where all of it is.
     """
 
     LAYER = 1
@@ -55,13 +56,17 @@ class PagedRig:
         dtype: torch.dtype = torch.float32,
         width: int = 8,
         num_blocks: int = 40,
+        device: torch.device | None = None,
     ) -> None:
         self.heads, self.page, self.dtype, self.width = heads, page, dtype, width
+        self.device = device or torch.device("cpu")
         self.random = torch.Generator().manual_seed(0)
         shape = (num_blocks, page, heads.num_kv_heads, heads.head_dim)
-        self.cache = KVCache(
-            *([torch.full(shape, torch.inf, dtype=dtype) for _ in range(2)] for _ in range(2))
-        )
+
+        def junk() -> torch.Tensor:
+            return torch.full(shape, torch.inf, dtype=dtype, device=self.device)
+
+        self.cache = KVCache([junk(), junk()], [junk(), junk()])
 
     @property
     def batch_shape(self) -> BatchShape:
@@ -72,7 +77,7 @@ class PagedRig:
         return AttentionVariant(self.heads.num_heads, self.heads.window, self.heads.soft_cap)
 
     def tensor(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.random).to(self.dtype)
+        return torch.randn(shape, generator=self.random).to(self.device, self.dtype)
 
     def check(
         self,
@@ -99,10 +104,11 @@ class PagedRig:
         count = step.num_tokens
         histories = self._fill(rows, step)
         shape = (count, heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim)
-        qkv = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        qkv = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device, self.dtype)
         # Strided, as the model hands them over.
         q, k, v = qkv.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), 1)
-        out = torch.full((count, heads.num_heads * heads.head_dim), UNTOUCHED, dtype=self.dtype)
+        width = heads.num_heads * heads.head_dim
+        out = torch.full((count, width), UNTOUCHED, dtype=self.dtype, device=self.device)
         backend.forward(q, k, v, out, layer=self.LAYER, metadata=step)
         start = 0
         for (_, num_new), (keys, values) in zip(rows, histories, strict=True):
@@ -135,10 +141,10 @@ class PagedRig:
             num_reqs=len(seq_lens),
             max_query_len=max(query_lens),
             max_seq_len=max_seq_len or max(seq_lens),
-            query_start=torch.from_numpy(np.cumsum([0, *query_lens], dtype=np.int32)),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            block_table=table,
-            slot_mapping=torch.tensor(slots, dtype=torch.int64),
+            query_start=torch.from_numpy(np.cumsum([0, *query_lens], dtype=np.int32)).to(self.device),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            block_table=table.to(self.device),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=self.device),
         )
 
     def _fill(
@@ -149,8 +155,8 @@ class PagedRig:
         for index, (before, _) in enumerate(rows):
             generator = torch.Generator().manual_seed(index)
             shape = (2, before, self.heads.num_kv_heads, self.heads.head_dim)
-            pair = torch.randn(shape, generator=generator).to(self.dtype)
-            at = torch.arange(before)
+            pair = torch.randn(shape, generator=generator).to(self.device, self.dtype)
+            at = torch.arange(before, device=self.device)
             blocks = step.block_table[index, at // self.page]
             for cache, history in zip((self.cache.keys, self.cache.values), pair, strict=True):
                 cache[self.LAYER][blocks, at % self.page] = history
@@ -173,8 +179,8 @@ class PagedRig:
 def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: Heads) -> torch.Tensor:
     """Causal attention of the last positions, written out: float64[len(q), num_heads * head_dim]."""
     count, total = len(q), len(keys)
-    position = torch.arange(total - count, total)[:, None]
-    distance = position - torch.arange(total)
+    position = torch.arange(total - count, total, device=q.device)[:, None]
+    distance = position - torch.arange(total, device=q.device)
     is_seen = (distance >= 0) & ((distance < heads.window) if heads.window else True)
     group = heads.num_heads // heads.num_kv_heads
     q64, k64, v64 = (part.double().transpose(0, 1) for part in (q, keys, values))
