@@ -125,7 +125,7 @@ def rehearsal(folder: Path) -> Setting:
         context=40,
         max_model_len=256,
         num_steps=3,
-        trace_steps=80,
+        trace_steps=250,
         sampler_rows=24,
         sampler_vocabulary=300,
         copy_bytes=1 << 20,

@@ -90,9 +90,9 @@ class _Day:
         length = rng.randint(*rng.choice(_PROMPT_LENGTHS))
         prompt = [rng.randrange(3, self._vocab_size) for _ in range(length)]
         if self._prompts and rng.random() < 0.33:
-            prompt = [*rng.choice(self._prompts), *prompt][: self._shape.max_model_len - 80]
+            prompt = [*rng.choice(self._prompts), *prompt][: self._shape.max_model_len - 100]
         params = SamplingParams(
-            max_tokens=rng.randint(3, 60), temperature=rng.choice((0.0, 0.0, 1.0)), seed=7, ignore_eos=True
+            max_tokens=rng.randint(3, 90), temperature=rng.choice((0.0, 0.0, 1.0)), seed=7, ignore_eos=True
         )
         tokens = np.array(prompt, dtype=np.int32)
         add = AddRequest(len(self._prompts), tokens, len(prompt), params, self._hasher.chain(tokens))

@@ -21,8 +21,9 @@ from streamserve.worker.models.llama import ForwardBuffers, LlamaModel
 SIZES = (1, 2, 4, 8, 16, 32)
 SHAPE = BatchShape(max_num_seqs=8, max_num_tokens=48, max_model_len=256, block_size=16)
 # So few that requests are preempted.
-NUM_BLOCKS = 50
+NUM_BLOCKS = 24
 _LOGIT_STEPS = 20
+_LOGIT_BLOCKS = 40
 # Of the spread of logits: a bfloat16 has 8 bits, and products are added up in another order at most.
 _LOGIT_TOLERANCE = 2**-5
 _GRAPHS = (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL, CUDAGraphMode.FULL_AND_PIECEWISE)
@@ -70,7 +71,7 @@ def _check_logits(setting: Setting, record: Record, config: DecoderConfig, model
     for num_requests in (1, SHAPE.max_num_seqs):
         seen: dict[CUDAGraphMode, list[torch.Tensor]] = {}
         for mode in (CUDAGraphMode.NONE, *_GRAPHS):
-            cache = allocate_cache(config, NUM_BLOCKS, SHAPE.block_size, setting.dtype, device)
+            cache = allocate_cache(config, _LOGIT_BLOCKS, SHAPE.block_size, setting.dtype, device)
             # The same junk before every trace, since it is what requests attend to.
             for index, tensor in enumerate((*cache.keys, *cache.values)):
                 tensor.copy_(_noise(tensor, index))

@@ -1,0 +1,70 @@
+"""What the host costs a device that has always something to do, and that nothing in a step waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loadtest.gpu_check.results import Record
+from loadtest.gpu_check.rig import Rig
+from loadtest.gpu_check.sections.decode import large_model, shape_of, step_seconds
+from loadtest.gpu_check.setting import Setting
+from loadtest.gpu_check.targets import HOST_GAP
+from loadtest.gpu_check.timing import device_seconds
+from streamserve.worker.graphs.mode import CUDAGraphMode
+
+_STEPS = 100
+_REPLAYS = 20
+
+
+def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
+    """See `SectionModule.run`."""
+    large = large_model(setting, shared)
+    table = record.table(
+        "Host and device in steady decode",
+        *("requests", "step ms", "device ms", "difference µs", "idle between steps µs"),
+    )
+    worst = 0.0
+    for batch in setting.batches:
+        # Any wait within a step is an error from here on.
+        rig = Rig(
+            setting,
+            large.config,
+            large.model,
+            large.cache,
+            shape_of(setting),
+            CUDAGraphMode.FULL_AND_PIECEWISE,
+            [batch],
+            forbids_sync=True,
+        )
+        num_steps = 3 if setting.is_rehearsal else _STEPS
+        rig.join(batch, setting.context, setting.context + num_steps + _REPLAYS)
+        seconds = step_seconds(rig, batch, num_steps)
+        record.check(f"no sync in {num_steps} steps of {batch} requests", True)
+        gaps = rig.runner.link.gaps
+        idle = gaps.total_ns / 1e3 / gaps.count if gaps is not None and gaps.count else 0.0
+        busy = _busy_seconds(rig, batch)
+        worst = max(worst, idle)
+        record.row(table, batch, seconds * 1e3, busy * 1e3, (seconds - busy) * 1e6, idle)
+    record.target(HOST_GAP, worst)
+
+
+def _busy_seconds(rig: Rig, batch: int) -> float:
+    """Seconds of the device for the forward, the logits and the choice of a step, replayed without a host
+    between them.
+    """
+    graphs, device = rig.graphs, rig.batch.link.device
+    assert graphs is not None
+    launched = rig.decode_on()
+    launched.result()
+    step = launched.inputs
+    assert step.num_tokens == batch
+
+    def work() -> None:
+        with torch.inference_mode():
+            rig.model.logits(graphs.forward(step)).argmax(-1)
+
+    # The staging memory of a step is written once a turn, and here it is written with what it holds.
+    work()
+    return device_seconds(work, device, _REPLAYS)
