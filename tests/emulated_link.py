@@ -97,6 +97,9 @@ class EmulatedLink(DeviceLink):
             yield
         self._ends[self.turn] = self.num_sent
 
+    def forward_begins(self) -> None:
+        pass
+
     def staging_for(self, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros_like(target), torch.zeros_like(target)
 

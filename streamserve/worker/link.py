@@ -25,7 +25,7 @@ HostArray = npt.NDArray[Any]
 @dataclass(slots=True)
 class Gaps:
     """How long the device was idle between two steps, the second of which was launched before the first was
-    read: it waited for the host, not for requests.
+    read: it waited for the host, not for requests. Being sent what the second is about counts as idle.
 
     Attributes:
         count: pairs of such steps.
@@ -64,6 +64,10 @@ class DeviceLink(ABC):
         """
 
     @abstractmethod
+    def forward_begins(self) -> None:
+        """To be called within a step when its inputs have been sent and the forward is asked for next. Hot."""
+
+    @abstractmethod
     def staging_for(self, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Host memory that `send` may copy to `target` from, for each turn."""
 
@@ -99,6 +103,9 @@ class HostLink(DeviceLink):
     def step(self) -> AbstractContextManager[None]:
         """See `DeviceLink.step`."""
         return nullcontext()
+
+    def forward_begins(self) -> None:
+        """Nobody waits for it."""
 
     def staging_for(self, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The target itself."""
@@ -142,6 +149,7 @@ class CudaLink(DeviceLink):
         self._way_back = torch.cuda.Stream(device)
         self.gaps: Gaps = Gaps()
         self._last_fetch: _OnTheWay | None = None
+        self._forward: torch.cuda.Event | None = None
         # Of each turn: the events around its last step, and the end of the one before if that was unread.
         self._spans: list[_Span | None] = [None, None]
 
@@ -155,11 +163,16 @@ class CudaLink(DeviceLink):
             before_last.end.synchronize()
             before_last.count_gap(self.gaps)
         is_late = self._last_fetch is None or self._last_fetch.is_read
-        begin = _mark()
+        self._forward = None
         with _sync_is_an_error() if self._forbids_sync else nullcontext():
             yield
             follows = None if is_late or previous is None else previous.end
-            self._spans[self.turn] = _Span(follows, begin, _mark())
+            self._spans[self.turn] = _Span(follows, self._forward, _mark())
+
+    def forward_begins(self) -> None:
+        """See `DeviceLink.forward_begins`."""
+        # Not earlier: a device that waits for the host would be past a mark at the begin of the step at once.
+        self._forward = _mark()
 
     def staging_for(self, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DeviceLink.staging_for`."""
@@ -194,18 +207,19 @@ class _Span:
 
     Attributes:
         follows: the end of the step before, if that was unread when this one was launched.
-        begin, end: of this one.
+        forward: the begin of this one's forward; None if it had none.
+        end: of this one.
     """
 
     follows: torch.cuda.Event | None
-    begin: torch.cuda.Event
+    forward: torch.cuda.Event | None
     end: torch.cuda.Event
 
     def count_gap(self, gaps: Gaps) -> None:
         """Once it has run."""
-        if self.follows is not None:
+        if self.follows is not None and self.forward is not None:
             gaps.count += 1
-            gaps.total_ns += int(self.follows.elapsed_time(self.begin) * 1e6)
+            gaps.total_ns += int(self.follows.elapsed_time(self.forward) * 1e6)
 
 
 class _OnTheWay:

@@ -121,6 +121,7 @@ class ModelRunner:
         if self.graphs is not None:
             return self.graphs.forward(step)
         metadata = self._attention.build(self._batch, step)
+        self.link.forward_begins()
         return self._model.forward(step.token_ids, step.positions, self._attention, metadata)
 
     def _sample(self, step: StepInputs, hidden: torch.Tensor) -> Sampled | None:

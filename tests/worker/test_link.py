@@ -94,7 +94,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_a_step_waits_for_the_one_before_the_last(cuda: Cuda) -> None:
-    """Each step has an event at its begin and one at its end."""
+    """Each step has an event at its end."""
     link = CudaLink(CPU)
     ends = []
     for _ in range(5):
@@ -168,18 +168,23 @@ def test_waiting_within_a_step_is_an_error_if_asked_for(cuda: Cuda) -> None:
 
 
 def test_gaps_between_steps_that_overlap(cuda: Cuda) -> None:
-    """The second begins 0.25 ms after the first has ended; later ones are launched when all has been read."""
+    """The second's forward begins 0.25 ms after the first has ended, though the device had no more to do than
+    to wait for it; later ones are launched when all has been read, and one has nothing to run.
+    """
     link = CudaLink(CPU)
     assert link.gaps is not None
 
     def step(begin_ms: float, end_ms: float) -> Any:
-        cuda.now_ms = begin_ms
         with link.step():
+            cuda.now_ms = begin_ms
+            link.forward_begins()
             cuda.now_ms = end_ms
             return link.fetch([torch.zeros(1)])
 
     first = step(0.0, 10.0)
     second = step(10.25, 20.0)
+    with link.step():
+        pass
     first.wait()
     second.wait()
     step(500.0, 510.0).wait()

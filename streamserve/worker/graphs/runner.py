@@ -136,6 +136,7 @@ class GraphRunner:
         if captured is None:
             self._count_eager(uniform)
             metadata = self._attention.build(self._batch, step)
+            self._batch.link.forward_begins()
             return self._model.forward(step.token_ids, step.positions, self._attention, metadata)
         if graph.mode is RuntimeMode.FULL:
             self._replay_full(captured, graph.padded, step)
@@ -158,6 +159,7 @@ class GraphRunner:
         metadata = self._attention.build(self._batch, step, padded=padded)
         if self._checks:
             _check(captured.fingerprint, self._fingerprint(padded, metadata))
+        self._batch.link.forward_begins()
         captured.forward.replay(_no_attention)
 
     def _replay_piecewise(self, captured: _Captured, padded: BatchDescriptor, step: StepInputs) -> None:
@@ -170,6 +172,7 @@ class GraphRunner:
         def attend(layer: int) -> None:
             attention.forward(bridge.q, bridge.k, bridge.v, out, layer=layer, metadata=metadata)
 
+        self._batch.link.forward_begins()
         captured.forward.replay(attend)
 
     def _capture(self, graph: Dispatch) -> tuple[_Captured, int]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from streamserve.errors import ConfigError
-from streamserve.worker.loader import load_weights
+from streamserve.worker.loader import dummy, load_weights
 from streamserve.worker.models.config import read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 
@@ -172,6 +172,25 @@ def test_any_whole_number_is_a_seed_of_dummy_weights(tiny_model: Path, tmp_path:
     load(tmp_path, first, "dummy", seed=seed)
     load(tmp_path, again, "dummy", seed=seed % 2**64)
     assert torch.equal(first.embedding, again.embedding)
+
+
+def test_large_dummy_matrices_are_like_small_ones(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their numbers come over and over, but never as the same row."""
+    monkeypatch.setattr(dummy, "POOL_SIZE", 4099)
+    first, again = empty_model(tiny_model), empty_model(tiny_model)
+    load(tmp_path, first, "dummy", seed=5)
+    load(tmp_path, again, "dummy", seed=5)
+    assert first.embedding.numel() > 4099
+    for name, tensor in first.destinations().items():
+        assert torch.equal(tensor, again.destinations()[name]), name
+        if tensor.dim() == 2:
+            std = 0.02 if "embed" in name else tensor.shape[1] ** -0.5
+            assert tensor.std().item() == pytest.approx(std, rel=0.1), name
+            assert len(tensor.unique(dim=0)) == len(tensor), name
+    layer = first.destinations()["model.layers.0.mlp.gate_proj.weight"]
+    assert not torch.equal(layer, first.destinations()["model.layers.1.mlp.gate_proj.weight"])
 
 
 def test_loading_makes_no_second_copy(tiny_model: Path) -> None:
