@@ -101,14 +101,20 @@ class Rig:
         """Runs a step and waits for it."""
         return self.runner.run(diff)
 
-    def join(self, num_requests: int, context: int, last: int) -> None:
-        """Requests that have read all but their last token, `context` of them known, and room up to `last`.
+    def join(self, num_requests: int, context: int, last: int, params: SamplingParams | None = None) -> None:
+        """Requests that have read all but the last of their `context` known tokens; they begin to decode.
 
         What is in their blocks is whatever is in the cache; they take the first slots and blocks.
+
+        Args:
+            num_requests: how many.
+            context: tokens of each.
+            last: tokens that each has room for.
+            params: of each; None is greedy.
         """
         per_request = -(-last // self.batch.shape.block_size)
         rng = np.random.default_rng(0)
-        params = SamplingParams(max_tokens=last, temperature=0.0, ignore_eos=True)
+        params = params or SamplingParams(max_tokens=last, temperature=0.0, ignore_eos=True)
         joins = [
             Join(
                 slot=slot,

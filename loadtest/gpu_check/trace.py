@@ -86,11 +86,11 @@ class _Day:
         self.trace = Trace()
 
     def arrive(self, rng: random.Random) -> None:
-        """A new request, every third with the beginning of an earlier prompt."""
+        """A new request, half of them with the beginning of an earlier prompt."""
         length = rng.randint(*rng.choice(_PROMPT_LENGTHS))
         prompt = [rng.randrange(3, self._vocab_size) for _ in range(length)]
-        if self._prompts and rng.random() < 0.33:
-            prompt = [*rng.choice(self._prompts), *prompt][: self._shape.max_model_len - 100]
+        if self._prompts and rng.random() < 0.5:
+            prompt = [*rng.choice(self._prompts[-3:]), *prompt][: self._shape.max_model_len - 100]
         params = SamplingParams(
             max_tokens=rng.randint(3, 90), temperature=rng.choice((0.0, 0.0, 1.0)), seed=7, ignore_eos=True
         )

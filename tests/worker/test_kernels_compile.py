@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from kernel_launches import KernelLaunches, Launch
-from loadtest.gpu_check.paged_steps import Heads, PagedRig
 
+from loadtest.gpu_check.paged_steps import Heads, PagedRig
 from streamserve.sampling import SamplingParams
 from streamserve.worker.attention.metadata import PagedMetadata
 from streamserve.worker.sampling_columns import SamplingColumns

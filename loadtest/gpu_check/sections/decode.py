@@ -19,7 +19,6 @@ from loadtest.gpu_check.setting import Setting
 from loadtest.gpu_check.targets import FULL_BATCHES, SPEEDUP, full_over_floor
 from loadtest.gpu_check.timing import copy_bandwidth, synchronize
 from streamserve.worker.batch import BatchShape
-from streamserve.worker.compile import compile_model
 from streamserve.worker.graphs.mode import CUDAGraphMode
 from streamserve.worker.kv_cache import KVCache
 from streamserve.worker.models.config import DecoderConfig
@@ -79,30 +78,72 @@ def large_model(setting: Setting, shared: dict[str, Any]) -> Large:
 def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     """See `SectionModule.run`."""
     large = large_model(setting, shared)
-    device = torch.device(setting.device)
     record.note(f"copying reads and writes {large.bandwidth / 1e12:.3f} TB/s, which floors are reckoned with")
-    table = record.table(
-        f"Decode step, {setting.context} tokens of context, {setting.dtype}",
-        *("compiled", "mode", "requests", "ms", "floor ms", "over floor", "tokens/s"),
-    )
-    measured: dict[tuple[str, str, int], float] = {}
-    for compiled in ("none", "pieces"):
-        model = _compiled(setting, record, large, compiled)
-        for label, mode in MODES.items():
-            rig = Rig(setting, large.config, model, large.cache, shape_of(setting), mode, setting.graph_sizes)
-            rig.join(max(setting.batches), setting.context, large.last)
-            for batch in setting.batches:
-                seconds = step_seconds(rig, batch, setting.num_steps)
-                floor = _floor(rig, large, batch)
-                _row(record, table, (compiled, label, batch), seconds, floor)
-                measured[compiled, label, batch] = seconds
-                if compiled == "none" and label == "FULL" and batch in FULL_BATCHES:
-                    record.target(full_over_floor(batch), seconds / floor)
-            del rig
-            gc.collect()
-            synchronize(device)
+    measured = {}
+    table = step_table(setting, record)
+    for label, mode in MODES.items():
+        measured[label] = measure(setting, record, table, large, large.model, label, mode)
+    for batch in FULL_BATCHES:
+        if batch in setting.batches:
+            record.target(full_over_floor(batch), measured["FULL"][batch].over_floor)
     least = setting.batches[0]
-    record.target(SPEEDUP, measured["none", "NONE", least] / measured["none", "FULL", least])
+    record.target(SPEEDUP, measured["NONE"][least].seconds / measured["FULL"][least].seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Attributes:
+    seconds: of a decode step.
+    floor: seconds in which its bytes can be read.
+    """
+
+    seconds: float
+    floor: float
+
+    @property
+    def over_floor(self) -> float:
+        """How many times the floor it is."""
+        return self.seconds / self.floor
+
+
+def step_table(setting: Setting, record: Record) -> Table:
+    """For `measure`."""
+    return record.table(
+        f"Decode step, {setting.context} tokens of context, {setting.dtype}",
+        *("mode", "requests", "ms", "floor ms", "over floor", "tokens/s"),
+    )
+
+
+def measure(
+    setting: Setting,
+    record: Record,
+    table: Table,
+    large: Large,
+    model: Model,
+    label: str,
+    mode: CUDAGraphMode,
+) -> dict[int, Step]:
+    """Steps of every batch in one mode, a row each.
+
+    Args:
+        setting, record, table: where to, and how many.
+        large: what is measured.
+        model: the large one, or what stands in for it.
+        label: for the rows.
+        mode: of the graphs.
+    """
+    rig = Rig(setting, large.config, model, large.cache, shape_of(setting), mode, setting.graph_sizes)
+    rig.join(max(setting.batches), setting.context, large.last)
+    steps = {}
+    for batch in setting.batches:
+        seconds = step_seconds(rig, batch, setting.num_steps)
+        steps[batch] = step = Step(seconds, _floor(rig, large, batch))
+        times = (seconds * 1e3, step.floor * 1e3, step.over_floor, round(batch / seconds))
+        record.row(table, label, batch, *times)
+    del rig
+    gc.collect()
+    synchronize(torch.device(setting.device))
+    return steps
 
 
 def step_seconds(rig: Rig, batch: int, num_steps: int) -> float:
@@ -132,24 +173,6 @@ def _launch_and_read(launched: LaunchedStep, launch: Callable[[], LaunchedStep])
     return following
 
 
-def _compiled(setting: Setting, record: Record, large: Large, compiled: str) -> Model:
-    if compiled == "none":
-        return large.model
-    began = time.perf_counter()
-    spec = spec_of(setting, compile=compiled, compile_cache=str(setting.folder / "compiled"))
-    made = compile_model(spec, large.model, lambda what, share: None)
-    record.check(
-        f"--compile {compiled} compiles",
-        bool(made.compilations),
-        f"{len(made.compilations)} pieces in {time.perf_counter() - began:.1f} s",
-    )
-    if setting.is_rehearsal:
-        # Emulated graphs do not see what compiled code does.
-        record.note(f"--compile {compiled} was compiled, but is not in the table of a rehearsal")
-        return large.model
-    return made.model
-
-
 def spec_of(setting: Setting, **changes: Any) -> WorkerSpec:
     """Options of a worker with the large model, at sizes that the steps here stay within."""
     shape = shape_of(setting)
@@ -176,8 +199,3 @@ def _floor(rig: Rig, large: Large, batch: int) -> float:
     contexts = rig.batch.num_computed[:batch].tolist()
     num_bytes = weight_bytes(large.config, itemsize) + kv_bytes(large.config, contexts, itemsize)
     return floor_seconds(num_bytes, large.bandwidth)
-
-
-def _row(record: Record, table: Table, key: tuple[str, str, int], seconds: float, floor: float) -> None:
-    ratio, rate = seconds / floor, key[2] / seconds
-    record.row(table, *key, seconds * 1e3, floor * 1e3, ratio, round(rate))

@@ -56,14 +56,14 @@ def _check_graphs(record: Record, worker: Worker, account: MemoryAccount) -> Non
     numbers = worker.statistics()
     record.check("all graphs are captured", numbers["graphs_waiting"] == 0, f"{numbers['graphs_captured']}")
     taken = numbers["graphs_bytes"]
-    record.note(f"graphs took {taken / _GIB:.3f} GiB as they were captured, {account.graphs / _GIB:.3f} reckoned")
+    record.note(
+        f"graphs took {taken / _GIB:.3f} GiB as they were captured, {account.graphs / _GIB:.3f} reckoned"
+    )
     if account.graphs:
         record.target(GRAPH_ESTIMATE, taken / account.graphs)
 
 
-def _row(
-    record: Record, table: Any, when: str, account: MemoryAccount, setting: Setting, before: int
-) -> int:
+def _row(record: Record, table: Any, when: str, account: MemoryAccount, setting: Setting, before: int) -> int:
     """Bytes in use by this process."""
     used = _used(setting) - before
     held = 0 if setting.device == "cpu" else torch.cuda.memory_reserved()

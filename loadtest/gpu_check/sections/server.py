@@ -25,6 +25,7 @@ from loadtest.peers.connection import HOST
 _READY_TIMEOUT_S = 120.0
 _POLL_S = 0.05
 _MODEL = "dummy"
+_ROUNDS = ("warm-up", "1", "2")
 
 
 def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
@@ -37,10 +38,12 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     with _server(setting, folder) as (port, ready_s):
         record.note(f"ready {ready_s:.1f} s after its command")
         # The first round is the warm-up: kernels are compiled, graphs captured.
-        for round_name in ("warm-up", "1", "2"):
-            outcome, seconds = _ask(setting, port)
+        for round_name in _ROUNDS:
+            outcome, seconds = _ask(setting, port, round_name)
             problems = {answer.problem for answer in outcome.answers if answer.problem}
-            record.check(f"round {round_name}: all answers are whole", not problems, "; ".join(sorted(problems)))
+            record.check(
+                f"round {round_name}: all answers are whole", not problems, "; ".join(sorted(problems))
+            )
             if problems:
                 break
             tokens = sum(answer.output_tokens for answer in outcome.answers)
@@ -118,9 +121,11 @@ def _get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def _ask(setting: Setting, port: int) -> tuple[Outcome, float]:
+def _ask(setting: Setting, port: int, round_name: str) -> tuple[Outcome, float]:
     """One round from a client in a process of its own; seconds from the first request to the last answer."""
-    bodies = tuple(_body(setting, stream) for stream in range(setting.streams))
+    # Prompts that no round before has put into the prefix cache.
+    first = _ROUNDS.index(round_name) * setting.streams
+    bodies = tuple(_body(setting, first + stream) for stream in range(setting.streams))
     job = Job(port, "/v1/completions", bodies, setting.max_tokens, setting.streams, _READY_TIMEOUT_S)
     client = subprocess.Popen(
         [sys.executable, "-m", "loadtest.peers.client"],

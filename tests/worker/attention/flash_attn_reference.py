@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 import torch
+
 from loadtest.gpu_check.paged_steps import Heads, attend
 
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 from flash_attn_reference import flash_attn_2, flash_attn_3
-from loadtest.gpu_check.paged_steps import Heads, PagedRig
 
+from loadtest.gpu_check.paged_steps import Heads, PagedRig
 from streamserve.worker.attention.base import GraphSupport
 
 pytest.importorskip("triton")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from kernel_launches import KernelLaunches
-from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig, attend
 
+from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig, attend
 from streamserve.engine.step import Join, StepDiff
 from streamserve.sampling import SamplingParams
 from streamserve.worker.attention.base import GraphSupport

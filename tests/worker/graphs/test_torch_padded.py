@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig
 
+from loadtest.gpu_check.paged_steps import UNTOUCHED, Heads, PagedRig
 from streamserve.worker.attention import torch_padded
 from streamserve.worker.attention.torch_padded import TorchPaddedAttention
 
