@@ -1,4 +1,4 @@
-"""`python -m loadtest.gpu_check`: all sections, each guarded, within a fixed time; see docs/performance.md."""
+"""`python -m loadtest.gpu_check`: all sections, each guarded, in a fixed time; see docs/performance.md."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ class Check:
         self._total_s = total_s * self._factor
         self._began = time.monotonic()
 
+    def command(self) -> list[str]:
+        """What runs sections, but for its arguments."""
+        return [sys.executable, "-m", "loadtest.gpu_check.child"]
+
     def run_group(self, group: Sequence[Section]) -> list[SectionResult]:
         """Runs sections; those behind one that took its process with it run in another one."""
         results: dict[str, SectionResult] = {}
@@ -58,13 +62,13 @@ class Check:
         """The results of a process's sections as they end; it yields at least one."""
         for section in sections:
             section_path(self._folder, section.name).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "loadtest.gpu_check.child", "--out", str(self._folder)]
-        command += ["--rehearse"] if self._is_rehearsal else []
+        command = [*self.command(), *(["--rehearse"] if self._is_rehearsal else [])]
+        command += ["--out", str(self._folder), *(section.name for section in sections)]
         log_path = self._folder / "logs" / f"{sections[0].name}.txt"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                [*command, *(section.name for section in sections)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

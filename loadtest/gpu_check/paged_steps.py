@@ -56,6 +56,7 @@ class PagedRig:
         dtype: torch.dtype = torch.float32,
         width: int = 8,
         num_blocks: int = 40,
+        *,
         device: torch.device | None = None,
     ) -> None:
         self.heads, self.page, self.dtype, self.width = heads, page, dtype, width

@@ -66,10 +66,10 @@ class Rig:
         config: DecoderConfig,
         model: Model,
         cache: KVCache,
+        *,
         shape: BatchShape,
         mode: CUDAGraphMode,
         sizes: Iterable[int],
-        *,
         forbids_sync: bool = False,
         checks: bool = False,
     ) -> None:

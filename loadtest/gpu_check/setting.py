@@ -48,7 +48,7 @@ class Setting:
     """How large things are.
 
     Attributes:
-        is_rehearsal: on a CPU: graphs are emulated, kernels run in Triton's interpreter, figures mean nothing.
+        is_rehearsal: on a CPU: graphs are emulated, kernels are interpreted, figures mean nothing.
         folder: for all that is written.
         device: `cuda` or `cpu`.
         small, large: config.json of the model that is checked for being right, and of the one that is timed.

@@ -125,7 +125,7 @@ class _Day:
 
 
 def play(
-    execute: Execute, shape: BatchShape, num_blocks: int, vocab_size: int, num_steps: int, seed: int = 0
+    execute: Execute, shape: BatchShape, num_blocks: int, vocab_size: int, *, num_steps: int, seed: int = 0
 ) -> Trace:
     """Plays a day.
 

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
         print(*requirements(pins(LOCK.read_text(encoding="utf-8").splitlines())), sep="\n")
         return 0
     if not arguments:
-        print(f"usage: {Path(__file__).stem} FOLDER [PYTHON ...] | --list", file=sys.stderr)
+        print("usage: wheels FOLDER [PYTHON ...] | --list", file=sys.stderr)
         return 2
     folder, pythons = Path(arguments[0]), arguments[1:] or list(PYTHONS)
     wanted = requirements(pins(LOCK.read_text(encoding="utf-8").splitlines()))

@@ -65,7 +65,7 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def forward_begins(self) -> None:
-        """To be called within a step when its inputs have been sent and the forward is asked for next. Hot."""
+        """To be called within a step, its inputs sent and its forward to be asked for next. Hot."""
 
     @abstractmethod
     def staging_for(self, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,4 +32,4 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     # Emulated graphs do not see what compiled code does.
     modes = {"NONE": MODES["NONE"]} if setting.is_rehearsal else MODES
     for label, mode in modes.items():
-        measure(setting, record, table, large, made.model, label, mode)
+        measure(setting, record, table, large=large, model=made.model, label=label, mode=mode)

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,7 +83,9 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     measured = {}
     table = step_table(setting, record)
     for label, mode in MODES.items():
-        measured[label] = measure(setting, record, table, large, large.model, label, mode)
+        measured[label] = measure(
+            setting, record, table, large=large, model=large.model, label=label, mode=mode
+        )
     for batch in FULL_BATCHES:
         if batch in setting.batches:
             record.target(full_over_floor(batch), measured["FULL"][batch].over_floor)
@@ -118,6 +121,7 @@ def measure(
     setting: Setting,
     record: Record,
     table: Table,
+    *,
     large: Large,
     model: Model,
     label: str,
@@ -132,7 +136,15 @@ def measure(
         label: for the rows.
         mode: of the graphs.
     """
-    rig = Rig(setting, large.config, model, large.cache, shape_of(setting), mode, setting.graph_sizes)
+    rig = Rig(
+        setting,
+        large.config,
+        model,
+        large.cache,
+        shape=shape_of(setting),
+        mode=mode,
+        sizes=setting.graph_sizes,
+    )
     rig.join(max(setting.batches), setting.context, large.last)
     steps = {}
     for batch in setting.batches:
@@ -164,7 +176,7 @@ def step_seconds(rig: Rig, batch: int, num_steps: int) -> float:
         turn()
         moments.append(time.perf_counter())
     launched.result()
-    return statistics.median(end - begin for begin, end in zip(moments, moments[1:], strict=False))
+    return statistics.median(end - begin for begin, end in pairwise(moments))
 
 
 def _launch_and_read(launched: LaunchedStep, launch: Callable[[], LaunchedStep]) -> LaunchedStep:

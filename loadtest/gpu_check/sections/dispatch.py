@@ -24,9 +24,9 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     table = record.table("Steps of a mixed trace", "mode", "NONE", "PIECEWISE", "FULL", "rows of padding")
     for mode in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY):
         cache = allocate_cache(config, NUM_BLOCKS, SHAPE.block_size, setting.dtype, device)
-        rig = Rig(setting, config, model, cache, SHAPE, mode, SIZES, checks=True)
+        rig = Rig(setting, config, model, cache, shape=SHAPE, mode=mode, sizes=SIZES, checks=True)
         assert rig.graphs is not None
-        trace = play(rig.execute, SHAPE, NUM_BLOCKS, config.vocab_size, setting.trace_steps, seed=1)
+        trace = play(rig.execute, SHAPE, NUM_BLOCKS, config.vocab_size, num_steps=setting.trace_steps, seed=1)
         predicted = predict(GraphDispatcher(rig.mode, SIZES, SHAPE.max_num_seqs), trace.steps)
         counters = rig.graphs.counters
         record.row(table, mode.name, *(counters.steps[kind] for kind in RuntimeMode), counters.padded_tokens)

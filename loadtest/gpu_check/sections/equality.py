@@ -42,8 +42,8 @@ def _check_tokens(setting: Setting, record: Record, config: DecoderConfig, model
     traces: dict[CUDAGraphMode, Trace] = {}
     for mode in (CUDAGraphMode.NONE, *_GRAPHS):
         cache = allocate_cache(config, NUM_BLOCKS, SHAPE.block_size, "float32", device)
-        rig = Rig(setting, config, model, cache, SHAPE, mode, SIZES, checks=True)
-        traces[mode] = play(rig.execute, SHAPE, NUM_BLOCKS, config.vocab_size, setting.trace_steps)
+        rig = Rig(setting, config, model, cache, shape=SHAPE, mode=mode, sizes=SIZES, checks=True)
+        traces[mode] = play(rig.execute, SHAPE, NUM_BLOCKS, config.vocab_size, num_steps=setting.trace_steps)
         if rig.graphs is not None:
             counts = rig.graphs.counters.steps
             used = {kind for kind, count in counts.items() if count}
@@ -76,7 +76,7 @@ def _check_logits(setting: Setting, record: Record, config: DecoderConfig, model
             for index, tensor in enumerate((*cache.keys, *cache.values)):
                 tensor.copy_(_noise(tensor, index))
             tapped = _Tapped(model)
-            rig = Rig(setting, config, tapped, cache, SHAPE, mode, SIZES, checks=True)
+            rig = Rig(setting, config, tapped, cache, shape=SHAPE, mode=mode, sizes=SIZES, checks=True)
             rig.join(num_requests, 30, 30 + _LOGIT_STEPS)
             rig.decode(num_requests).result()
             for _ in range(_LOGIT_STEPS - 2):
@@ -95,7 +95,7 @@ def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _worst(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
-    """The largest difference while both have gone the same way: where a near tie falls otherwise, they part."""
+    """The largest difference while both go the same way: where a near tie falls otherwise, they part."""
     worst = 0.0
     for one, other in zip(expected, found, strict=True):
         difference = (one - other).abs().max() / one.std()

@@ -68,9 +68,9 @@ def _watched_rig(setting: Setting, large: Large, batch: int) -> Rig:
         large.config,
         large.model,
         large.cache,
-        shape_of(setting),
-        CUDAGraphMode.FULL_AND_PIECEWISE,
-        [batch],
+        shape=shape_of(setting),
+        mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+        sizes=[batch],
         forbids_sync=True,
     )
 

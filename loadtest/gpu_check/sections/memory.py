@@ -39,11 +39,11 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     facts = worker.start(lambda what, share: None)
     account = facts.memory or _of_a_cpu(facts)
     table = record.table("Memory of the GPU, GiB", "when", "in use", "of the budget", "held by torch")
-    _row(record, table, "after the start", account, setting, before)
+    _row(record, table, "after the start", account, setting=setting, before=before)
     shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, facts.max_model_len, spec.block_size)
     for diff in largest_step(shape):
         worker.execute(diff)
-    used = _row(record, table, "after the largest step", account, setting, before)
+    used = _row(record, table, "after the largest step", account, setting=setting, before=before)
     parts = record.table("What it reckoned, GiB", *asdict(account))
     record.row(parts, *(num_bytes / _GIB for num_bytes in asdict(account).values()))
     _check_graphs(record, worker, account)
@@ -63,7 +63,9 @@ def _check_graphs(record: Record, worker: Worker, account: MemoryAccount) -> Non
         record.target(GRAPH_ESTIMATE, taken / account.graphs)
 
 
-def _row(record: Record, table: Any, when: str, account: MemoryAccount, setting: Setting, before: int) -> int:
+def _row(
+    record: Record, table: Any, when: str, account: MemoryAccount, *, setting: Setting, before: int
+) -> int:
     """Bytes in use by this process."""
     used = _used(setting) - before
     held = 0 if setting.device == "cpu" else torch.cuda.memory_reserved()

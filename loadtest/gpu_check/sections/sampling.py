@@ -50,7 +50,13 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
             first + int(row)
             for row in np.flatnonzero(chosen != expected)
             if not _is_as_good(
-                logits[row], params[row], columns, int(row), int(positions[row]), chosen[row], expected[row]
+                logits[row],
+                params[row],
+                columns,
+                row=int(row),
+                position=int(positions[row]),
+                chosen=int(chosen[row]),
+                expected=int(expected[row]),
             )
         ]
     detail = f"{num_equal} of {total} rows equal, {total - num_equal - len(wrong)} within rounding"
@@ -83,6 +89,7 @@ def _is_as_good(
     logits: npt.NDArray[np.float32],
     params: SamplingParams,
     columns: SamplingColumns,
+    *,
     row: int,
     position: int,
     chosen: int,

@@ -32,7 +32,7 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     """See `SectionModule.run`."""
     folder = write_served(setting.folder / "models" / "served", setting.large)
     table = record.table(
-        f"{setting.streams} streams, {setting.prompt_tokens} tokens of prompt and {setting.max_tokens} of answer",
+        f"{setting.streams} streams, prompts of {setting.prompt_tokens}, answers of {setting.max_tokens}",
         *("round", "tokens/s", "first token ms", "seconds"),
     )
     with _server(setting, folder) as (port, ready_s):
