@@ -17,6 +17,7 @@ from streamserve.worker.inductor import Compilation, Inductor
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.model import Model
 from streamserve.worker.spec import WorkerSpec
+from streamserve.worker.triton_launcher import launcher_obstacle
 
 Progress = Callable[[str, float], None]
 
@@ -53,6 +54,8 @@ def check_compile(spec: WorkerSpec, device: torch.device) -> None:
             raise ConfigError(
                 f"{option}: needs the package triton, pip install 'streamserve[gpu]' or use --compile none"
             )
+        if (obstacle := launcher_obstacle()) is not None:
+            raise ConfigError(f"{option}: {obstacle}, or use --compile none")
         return
     if requested_mode(spec, device) is not CUDAGraphMode.NONE:
         raise ConfigError(

@@ -12,7 +12,6 @@ unless the distribution is flat. On a GPU kernels do all of this for any mix of 
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from streamserve.worker.logit_rules import LogitRules
 from streamserve.worker.logprobs import DeviceLogprobs, read_logprobs
 from streamserve.worker.sampling_columns import SamplingColumns
 from streamserve.worker.token_pool import TokenPool
+from streamserve.worker.triton_launcher import can_launch
 
 if TYPE_CHECKING:
     from streamserve.worker.triton_sampler import TritonSampler
@@ -90,7 +90,7 @@ class Sampler:
         pool: known tokens of every slot.
         vocab_size: width of the logits.
         device: where the logits are.
-        use_kernels: choose with Triton kernels; None does so on CUDA where Triton is installed.
+        use_kernels: choose with Triton kernels; None does so on CUDA where Triton can launch them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Sampler:
         self._all_ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
         self._list_lengths = [length for length in CANDIDATES if length < vocab_size] + [vocab_size]
         if use_kernels is None:
-            use_kernels = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+            use_kernels = device.type == "cuda" and can_launch()
         self._kernels = _kernels(columns, vocab_size, pool.link) if use_kernels else None
 
     def sample(self, logits: torch.Tensor, slots: Int32Array, positions: Int32Array) -> Sampled:

@@ -13,6 +13,7 @@ import torch
 
 from loadtest.gpu_check.results import Record
 from loadtest.gpu_check.setting import Setting
+from streamserve.worker.triton_launcher import launcher_obstacle
 
 _PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-3", "numpy", "tokenizers")
 _MODULES = ("flash_attn", "flash_attn_interface")
@@ -30,6 +31,8 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     record.check("Triton is there", importlib.util.find_spec("triton") is not None)
     if setting.is_rehearsal:
         return
+    obstacle = launcher_obstacle()
+    record.check("Triton can build its launcher", obstacle is None, obstacle or "")
     record.check("torch finds a CUDA device", torch.cuda.is_available())
     properties = torch.cuda.get_device_properties(0)
     record.row(table, "GPU", properties.name)

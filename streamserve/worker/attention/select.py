@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamserve.errors import ConfigError
+from streamserve.worker.triton_launcher import launcher_obstacle
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,7 @@ class AttentionFacts:
         block_size: tokens in a KV cache block.
         packages: those of `triton`, `flash_attn` and `flash_attn_interface` that are installed.
         interprets_triton: kernels run in Triton's interpreter, on any device and very slowly.
+        launcher_obstacle: why no kernel in Triton can be launched on CUDA; see `triton_launcher`.
     """
 
     device: str
@@ -43,6 +45,7 @@ class AttentionFacts:
     block_size: int
     packages: frozenset[str]
     interprets_triton: bool = False
+    launcher_obstacle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def find_attention_facts(
         block_size=block_size,
         packages=frozenset(package for package in _PACKAGES if _is_installed(package)),
         interprets_triton=os.environ.get("TRITON_INTERPRET") == "1",
+        launcher_obstacle=launcher_obstacle() if on_cuda else None,
     )
 
 
@@ -152,7 +156,7 @@ def _triton_obstacle(facts: AttentionFacts) -> str | None:
         return "needs the package triton, pip install 'streamserve[gpu]' or use --attention-backend torch"
     if facts.device == "cuda" and facts.capability < (8, 0):
         return f"needs compute capability 8.0 and this is {_dotted(facts)}, use --attention-backend torch"
-    return _head_dim_obstacle(facts)
+    return facts.launcher_obstacle or _head_dim_obstacle(facts)
 
 
 def _flash_2_obstacle(facts: AttentionFacts) -> str | None:
@@ -185,7 +189,7 @@ def _flash_obstacle(facts: AttentionFacts) -> str | None:
         return f"takes no head dimension of {facts.head_dim}, use --attention-backend triton"
     if "triton" not in facts.packages:
         return "needs the package triton to fill the cache, pip install 'streamserve[gpu]'"
-    return _head_dim_obstacle(facts)
+    return facts.launcher_obstacle or _head_dim_obstacle(facts)
 
 
 def _head_dim_obstacle(facts: AttentionFacts) -> str | None:
