@@ -17,11 +17,10 @@ from streamserve.worker.attention.torch_padded import TorchPaddedAttention
 from streamserve.worker.attention.variant import AttentionVariant
 from streamserve.worker.batch import BatchShape, InputBatch
 from streamserve.worker.device import resolve_dtype
-from streamserve.worker.graphs.cuda import CudaGraphs
+from streamserve.worker.graphs.build import graph_devices
 from streamserve.worker.graphs.dispatcher import GraphDispatcher
 from streamserve.worker.graphs.mode import CUDAGraphMode, lower
 from streamserve.worker.graphs.runner import GraphRunner
-from streamserve.worker.graphs.tape import TapeGraphs
 from streamserve.worker.kv_cache import KVCache, allocate
 from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
@@ -89,7 +88,7 @@ class Rig:
                 self.batch,
                 self.attention,
                 GraphDispatcher(self.mode, sizes, shape.max_num_seqs),
-                CudaGraphs(device) if device.type == "cuda" else TapeGraphs(),
+                graph_devices(device)(),
                 checks=checks,
             )
         self.runner = ModelRunner(model, self.batch, self.attention, sampler, graphs=self.graphs)

@@ -21,7 +21,7 @@ from streamserve.worker.attention.variant import AttentionVariant
 from streamserve.worker.batch import BatchShape, InputBatch
 from streamserve.worker.compile import check_compile, compile_model
 from streamserve.worker.device import dtype_name, free_bytes, resolve_device, resolve_dtype
-from streamserve.worker.graphs.build import build_graphs, requested_mode
+from streamserve.worker.graphs.build import build_graphs, graph_devices, requested_mode
 from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.mode import RuntimeMode
 from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
@@ -78,10 +78,7 @@ class Worker:
         device = resolve_device(spec.device)
         dtype = resolve_dtype(spec.dtype, device)
         config = read_decoder_config(Path(spec.model_path))
-        if spec.cpu_threads:
-            torch.set_num_threads(_checked_threads(spec.cpu_threads))
-        elif device.type == "cpu" and _layer_weights(config) < _LEAST_SHARED_WEIGHTS:
-            torch.set_num_threads(1)
+        _set_threads(spec, config, device)
         max_model_len = _max_model_len(spec, config)
         choice = _choose_attention(spec, config, dtype, device)
         is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
@@ -91,11 +88,12 @@ class Worker:
             profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
         sampler = Sampler(columns, batch.tokens, config.vocab_size, device)
+        new_graph_device = graph_devices(device)
 
         def make_runner(num_blocks: int) -> ModelRunner:
             cache = allocate(config, num_blocks, spec.block_size, dtype, device)
             attention = choice.create(cache, batch.shape, AttentionVariant(config.num_heads))
-            graphs = build_graphs(spec, model, batch, attention, device)
+            graphs = build_graphs(spec, model, batch, attention, new_graph_device)
             return ModelRunner(model, batch, attention, sampler, graphs=graphs)
 
         bytes_per_block = block_bytes(config, spec.block_size, dtype)
@@ -250,6 +248,13 @@ def _capture_all(graphs: GraphRunner, progress: Progress) -> None:
             )
             graphs.give_up()
     progress("capturing graphs", 1.0)
+
+
+def _set_threads(spec: WorkerSpec, config: DecoderConfig, device: torch.device) -> None:
+    if spec.cpu_threads:
+        torch.set_num_threads(_checked_threads(spec.cpu_threads))
+    elif device.type == "cpu" and _layer_weights(config) < _LEAST_SHARED_WEIGHTS:
+        torch.set_num_threads(1)
 
 
 def _layer_weights(config: DecoderConfig) -> int:

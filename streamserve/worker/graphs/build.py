@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -11,6 +12,7 @@ from streamserve.worker.batch import InputBatch
 from streamserve.worker.graphs.cuda import CudaGraphs
 from streamserve.worker.graphs.descriptor import checked_capture_sizes, default_capture_sizes
 from streamserve.worker.graphs.dispatcher import GraphDispatcher
+from streamserve.worker.graphs.graph import GraphDevice
 from streamserve.worker.graphs.mode import CUDAGraphMode, lower
 from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.graphs.tape import TapeGraphs
@@ -27,19 +29,35 @@ def requested_mode(spec: WorkerSpec, device: torch.device) -> CUDAGraphMode:
     return CUDAGraphMode.FULL_AND_PIECEWISE if device.type == "cuda" else CUDAGraphMode.NONE
 
 
+def graph_devices(device: torch.device) -> Callable[[], GraphDevice]:
+    """Makes what captures graphs on `device`, again and again.
+
+    All on one stream: libraries never give back the workspace of a stream that they were once used on.
+    """
+    if device.type != "cuda":
+        return TapeGraphs
+    stream = torch.cuda.Stream(device)
+    return lambda: CudaGraphs(device, stream)
+
+
 def build_graphs(
     spec: WorkerSpec,
     model: Model,
     batch: InputBatch,
     attention: AttentionBackend,
-    device: torch.device,
+    new_device: Callable[[], GraphDevice],
 ) -> GraphRunner | None:
     """The runner of a worker's graphs, none of them captured yet; None when all steps run eagerly.
+
+    Args:
+        spec: says which graphs.
+        model, batch, attention: see `GraphRunner`.
+        new_device: from `graph_devices`.
 
     Raises:
         ConfigError: a capture size that no step can have.
     """
-    asked = requested_mode(spec, device)
+    asked = requested_mode(spec, batch.link.device)
     mode = lower(asked, attention.graph_support)
     if mode is not asked:
         backend = type(attention).__name__
@@ -60,6 +78,6 @@ def build_graphs(
         batch,
         attention,
         GraphDispatcher(mode, sizes, shape.max_num_seqs),
-        CudaGraphs(device) if device.type == "cuda" else TapeGraphs(),
+        new_device(),
         checks=logger.isEnabledFor(logging.DEBUG),
     )

@@ -42,12 +42,13 @@ class CudaGraphs(GraphDevice):
 
     Args:
         device: the CUDA device.
+        stream: to capture on, not the default one; None makes one.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = stream or torch.cuda.Stream(device)
 
     def new_graph(self) -> CudaGraph:
         """See `GraphDevice.new_graph`."""
