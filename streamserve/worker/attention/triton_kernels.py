@@ -8,7 +8,8 @@
 Launch sizes follow from shapes alone; which request a program serves, and whether it has anything to do, it
 reads from device memory. A captured launch therefore serves every later step of its shape. Requests with
 one query token are served by `decode_kernel`, all others by `chunk_kernel`, whatever else is in the step,
-and a split has a fixed number of keys: how a request is computed does not depend on its batch mates.
+and how many keys a split has follows from the request's own length: how a request is computed does not
+depend on its batch mates.
 
 The query heads that share a KV head are rows of one tile, so each key is loaded once for all of them.
 Scores are kept in units of log 2, since the hardware's exponential has base 2.
@@ -20,6 +21,9 @@ import triton
 import triton.language as tl
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+# Splits are a multiple of this, and it is a multiple of every tile.
+SPLIT_STEP = 64
+_SPLIT_STEP = tl.constexpr(SPLIT_STEP)
 
 
 @triton.jit
@@ -112,7 +116,7 @@ def decode_kernel(
     WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, PADDED_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Attention of requests with one query token to the keys [split * SPLIT, (split + 1) * SPLIT).
+    """Attention of requests with one query token to the keys of one split; see `_splits_of`.
 
     Grid (requests, KV_HEADS, splits). What a split found goes to sums, float32[requests, heads, MAX_SPLITS,
     HEAD_DIM], and weights and peaks, float32[requests, heads, MAX_SPLITS]; a request with a single split is
@@ -121,7 +125,7 @@ def decode_kernel(
     request, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start_ptr + request)
     seq_len = tl.load(seq_lens_ptr + request)
-    first_split, end_split = _splits_of(seq_len, WINDOW, SPLIT)
+    split_size, first_split, end_split = _splits_of(seq_len, WINDOW, SPLIT, MAX_SPLITS)
     is_single = tl.load(query_start_ptr + request + 1) - start == 1
     if (is_single == 0) | (split < first_split) | (split >= end_split):
         return
@@ -132,11 +136,11 @@ def decode_kernel(
     q_at = start.to(tl.int64) * q_token_stride + query_head[:, None] * q_head_stride + dim[None, :]
     q = tl.load(q_ptr + q_at, is_used, other=0.0)
     position = tl.full([ROWS], 0, tl.int32) + (seq_len - 1)
-    first_key = split * SPLIT
+    first_key = split * split_size
     if WINDOW > 0:
         first_key = tl.maximum(first_key, (seq_len - WINDOW) // TILE * TILE)
     sums, weight, peak = _attend(
-        q, position, first_key, tl.minimum((split + 1) * SPLIT, seq_len), head,
+        q, position, first_key, tl.minimum((split + 1) * split_size, seq_len), head,
         keys_ptr, values_ptr, block_table_ptr + request.to(tl.int64) * table_stride, scale, soft_cap,
         KV_HEADS, HEAD_DIM, PAGE, WINDOW, HAS_CAP, ROWS, TILE, PADDED_DIM,
     )  # fmt: skip
@@ -169,7 +173,8 @@ def merge_splits_kernel(
     """Joins the splits of each request that has several, one after the other. Grid (requests, HEADS)."""
     request, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(query_start_ptr + request)
-    first_split, end_split = _splits_of(tl.load(seq_lens_ptr + request), WINDOW, SPLIT)
+    seq_len = tl.load(seq_lens_ptr + request)
+    _, first_split, end_split = _splits_of(seq_len, WINDOW, SPLIT, MAX_SPLITS)
     is_single = tl.load(query_start_ptr + request + 1) - start == 1
     if (is_single == 0) | (end_split - first_split < 2):
         return
@@ -207,12 +212,17 @@ def _request_at(place, query_start_ptr, num_reqs, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _splits_of(seq_len, WINDOW: tl.constexpr, SPLIT: tl.constexpr):
-    """The splits [first, end) that hold the keys of a request's last token."""
+def _splits_of(seq_len, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """The size of a request's splits, and those [first, end) that hold the keys of its last token.
+
+    They are as small as SPLIT, unless there were more than MAX_SPLITS then.
+    """
+    steps = (seq_len + MAX_SPLITS * _SPLIT_STEP - 1) // (MAX_SPLITS * _SPLIT_STEP)
+    size = tl.maximum(steps * _SPLIT_STEP, SPLIT)
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(seq_len - WINDOW, 0) // SPLIT
-    return first, (seq_len + SPLIT - 1) // SPLIT
+        first = tl.maximum(seq_len - WINDOW, 0) // size
+    return size, first, (seq_len + size - 1) // size
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from streamserve.worker.batch import BatchShape
 from streamserve.worker.kv_cache import KVCache
 
 # Splits are at least this long: merging costs as much as reading a few hundred keys.
-_LEAST_SPLIT = 256
+LEAST_SPLIT = 256
 # A request alone keeps a GPU busy with so many programs. More want room, and each costs its start even if it
 # finds nothing to do.
 _MOST_PROGRAMS = 128
@@ -73,14 +73,14 @@ class TritonPagedAttention(PagedAttentionBackend):
         cache: the paged KV cache.
         shape: bounds of every step.
         variant: what the model asks for.
-        split_size: keys that a decode program goes through, a multiple of 64; None chooses. It is part of the
+        split_size: the fewest keys that a decode program goes through, a multiple of 64; it is part of the
             arithmetic: results of different sizes differ in the last digits.
     """
 
     graph_support: ClassVar[GraphSupport] = GraphSupport.ALWAYS
 
     def __init__(
-        self, cache: KVCache, shape: BatchShape, variant: AttentionVariant, split_size: int | None = None
+        self, cache: KVCache, shape: BatchShape, variant: AttentionVariant, split_size: int = LEAST_SPLIT
     ) -> None:
         keys = cache.keys[0]
         _, page, num_kv_heads, head_dim = keys.shape
@@ -90,8 +90,8 @@ class TritonPagedAttention(PagedAttentionBackend):
         self._group = variant.num_heads // num_kv_heads
         self._scale = head_dim**-0.5
         self._soft_cap = variant.soft_cap or 1.0
-        self._split = split_size or choose_split(shape.max_model_len, num_kv_heads)
-        self._max_splits = -(-shape.max_model_len // self._split)
+        self._split = split_size
+        self._max_splits = choose_max_splits(shape.max_model_len, num_kv_heads, split_size)
         self._common = {
             "KV_HEADS": num_kv_heads,
             "GROUP": self._group,
@@ -155,7 +155,7 @@ class TritonPagedAttention(PagedAttentionBackend):
 
     def _decode(self, q: torch.Tensor, out: torch.Tensor, layer: int, metadata: PagedMetadata) -> None:
         """Requests with one query token."""
-        num_splits = -(-metadata.max_seq_len // self._split)
+        num_splits = min(-(-metadata.max_seq_len // self._split), self._max_splits)
         decode_kernel[(metadata.num_reqs, self._num_kv_heads, num_splits)](
             q,
             self._cache.keys[layer],
@@ -214,10 +214,13 @@ def _decode_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
     return {"ROWS": rows, "TILE": 32, "num_warps": 4, "num_stages": 2}
 
 
-def choose_split(max_model_len: int, num_kv_heads: int) -> int:
-    """Keys of a split: the fewest at which no request has too many programs, a KV head and a split each."""
+def choose_max_splits(max_model_len: int, num_kv_heads: int, split_size: int) -> int:
+    """The most splits of a request, so that it has not too many programs, a KV head and a split each.
+
+    A longer one has larger splits, but a short one is spread over the GPU even if the model takes long ones.
+    """
     most_splits = max(1, _MOST_PROGRAMS // num_kv_heads)
-    return max(_LEAST_SPLIT, _next_power_of_2(-(-max_model_len // most_splits)))
+    return min(most_splits, -(-max_model_len // split_size))
 
 
 def _next_power_of_2(number: int) -> int:

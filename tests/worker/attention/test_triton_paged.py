@@ -18,7 +18,13 @@ from streamserve.worker.sampling_columns import SamplingColumns
 pytest.importorskip("triton")
 
 from streamserve.worker.attention import triton_paged
-from streamserve.worker.attention.triton_paged import KVStore, TritonPagedAttention, choose_split
+from streamserve.worker.attention.triton_kernels import SPLIT_STEP
+from streamserve.worker.attention.triton_paged import (
+    LEAST_SPLIT,
+    KVStore,
+    TritonPagedAttention,
+    choose_max_splits,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -171,18 +177,30 @@ def test_serves_a_batch() -> None:
         batch.commit(step, None)
 
 
-def test_splits_grow_with_the_longest_context() -> None:
-    """Their number stays small, and with it the memory for what they found."""
-    for max_len, kv_heads, size in (
-        (100, 8, 256),
-        (4_096, 8, 256),
-        (4_097, 8, 512),
-        (131_072, 8, 8_192),
-        (131_072, 1, 1_024),
-        (8_192, 32, 2_048),
-        (8_192, 256, 8_192),
+@pytest.mark.parametrize("window", [0, 100])
+def test_long_requests_have_larger_splits(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """Two at most: of 64, 128, 192 and 256 keys."""
+    monkeypatch.setattr(triton_paged, "_MOST_PROGRAMS", 4)
+    rig = PagedRig(Heads(window=window), 64)
+    rig.check(backend_for(rig), [(100, 1), (128, 1), (256, 1), (257, 1), (500, 1), (0, 1)])
+
+
+def test_the_number_of_splits_is_bounded() -> None:
+    """And with it the memory for what they found."""
+    for max_len, kv_heads, count in (
+        (100, 8, 1),
+        (4_096, 8, 16),
+        (1_025, 8, 5),
+        (131_072, 8, 16),
+        (131_072, 1, 128),
+        (8_192, 256, 1),
     ):
-        assert choose_split(max_len, kv_heads) == size
+        assert choose_max_splits(max_len, kv_heads, LEAST_SPLIT) == count
+
+
+def test_a_split_is_made_of_whole_tiles() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert SPLIT_STEP % triton_paged._decode_tile(dtype, 4)["TILE"] == 0
 
 
 def test_declares_what_it_can() -> None:
