@@ -29,7 +29,10 @@ _REHEARSAL_FACTOR = 4.0
 
 
 class Check:
-    """Runs groups of sections in processes of their own.
+    """Runs groups of sections in processes of their own, and writes down what is known after each of them.
+
+    Attributes:
+        results: of all sections so far.
 
     Args:
         folder: for results.
@@ -42,6 +45,7 @@ class Check:
         self._factor = _REHEARSAL_FACTOR if is_rehearsal else 1.0
         self._total_s = total_s * self._factor
         self._began = time.monotonic()
+        self.results: list[SectionResult] = []
 
     def command(self) -> list[str]:
         """What runs sections, but for its arguments."""
@@ -54,6 +58,8 @@ class Check:
         while left:
             for result in self._run_process(left):
                 results[result.name] = result
+                self.results.append(result)
+                write_results(self._folder, self.results, is_rehearsal=self._is_rehearsal)
                 print(_summary(result), flush=True)
             left = without_finished(group, results)
         return list(results.values())
@@ -72,7 +78,7 @@ class Check:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(os.environ, is_rehearsal=self._is_rehearsal),
+                env=environment(os.environ, self._folder, is_rehearsal=self._is_rehearsal),
                 start_new_session=True,
             )
         try:
@@ -113,9 +119,11 @@ class Check:
         return result
 
 
-def environment(before: Mapping[str, str], *, is_rehearsal: bool) -> dict[str, str]:
+def environment(before: Mapping[str, str], folder: Path, *, is_rehearsal: bool) -> dict[str, str]:
     """Variables of a process that runs sections."""
     after = {**before, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    # The usual place is in a home that a container may not have.
+    after.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     if is_rehearsal:
         after["TRITON_INTERPRET"] = "1"
     else:
@@ -155,12 +163,10 @@ def main(arguments: list[str]) -> int:
     folder: Path = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     check = Check(folder, is_rehearsal=options.rehearse, total_s=options.seconds)
-    results: list[SectionResult] = []
     for group in groups:
-        results += check.run_group(group)
-        write_results(folder, results, is_rehearsal=options.rehearse)
+        check.run_group(group)
     print(f"results in {folder}")
-    return 0 if report.passed(results) else 1
+    return 0 if report.passed(check.results) else 1
 
 
 if __name__ == "__main__":

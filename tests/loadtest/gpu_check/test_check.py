@@ -59,6 +59,9 @@ def test_sections_behind_one_that_ends_its_process_run_in_another(tmp_path: Path
     problems = {result.name: result.problem for result in results}
     assert problems["dies"] == "its process ended with 3; see logs"
     assert problems["hangs"] == "not done in 1 s"
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [section["name"] for section in written["sections"]] == list(names)
+    assert not written["passed"]
 
 
 def test_when_the_time_is_up_nothing_more_is_waited_for(tmp_path: Path) -> None:
@@ -67,9 +70,11 @@ def test_when_the_time_is_up_nothing_more_is_waited_for(tmp_path: Path) -> None:
     assert set(states(results).values()) == {"failed"}
 
 
-def test_kernels_are_interpreted_in_a_rehearsal_alone() -> None:
-    assert environment({}, is_rehearsal=True)["TRITON_INTERPRET"] == "1"
-    assert "TRITON_INTERPRET" not in environment({"TRITON_INTERPRET": "1"}, is_rehearsal=False)
+def test_kernels_are_interpreted_in_a_rehearsal_alone(tmp_path: Path) -> None:
+    rehearsed = environment({}, tmp_path, is_rehearsal=True)
+    assert rehearsed["TRITON_INTERPRET"] == "1"
+    assert rehearsed["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    assert "TRITON_INTERPRET" not in environment({"TRITON_INTERPRET": "1"}, tmp_path, is_rehearsal=False)
 
 
 @pytest.mark.heavy
