@@ -1,0 +1,288 @@
+/** The conversation that is open in this tab, and all answers that this tab is making. */
+
+import { Answering } from "./answering.js";
+import { requestBody, titleOf } from "./request.js";
+import { newId } from "./store.js";
+import { leafUnder, pathTo, versionsOf } from "./tree.js";
+
+/** @typedef {import("./types.js").Conversation} Conversation */
+/** @typedef {import("./types.js").Message} Message */
+
+// An answer that its tab has not saved for so long has nobody who writes it.
+const STALE_MS = 6000;
+
+/** @returns {string} this tab, over reloads too */
+function tabId() {
+  const name = "streamserve.tab";
+  const id = sessionStorage.getItem(name) ?? newId();
+  sessionStorage.setItem(name, id);
+  return id;
+}
+
+export class Conversations {
+  /** @type {Conversation[]} */
+  list = [];
+  /** @type {Conversation} */
+  current;
+  /** @type {Map<string, Message>} */
+  messages = new Map();
+  /** @type {Map<string, Answering>} */
+  #live = new Map();
+  #tab = tabId();
+
+  /**
+   * @param {import("./store.js").Store} store
+   * @param {object} around
+   * @param {() => {system: string, sampling: import("./types.js").Sampling}} around.defaults  of new ones
+   * @param {() => {model: string, wantsChances: boolean}} around.wishes
+   * @param {import("./types.js").Transport} around.transport
+   * @param {() => Promise<boolean>} around.askKey
+   * @param {() => void} around.changed
+   */
+  constructor(store, around) {
+    this.store = store;
+    this.around = around;
+    this.current = this.#draft();
+    store.listen((conversation) => this.#hear(conversation));
+    addEventListener("pagehide", () => this.#leave());
+  }
+
+  /** @returns {Conversation} one that nobody has said anything in yet; it is kept once somebody does */
+  #draft() {
+    const now = Date.now();
+    const { system, sampling } = this.around.defaults();
+    return { id: newId(), title: "New chat", system, sampling, leaf: null, createdAt: now, updatedAt: now, deletedAt: null };
+  }
+
+  get isDraft() {
+    return !this.list.some((each) => each.id === this.current.id);
+  }
+
+  /** @returns {Message[]} what is shown */
+  get path() {
+    return pathTo(this.messages, this.current.leaf);
+  }
+
+  /** @returns {ReadonlySet<string>} conversations in which this tab makes an answer */
+  get busy() {
+    return new Set([...this.#live.values()].map((answering) => answering.message.conversation));
+  }
+
+  /** @returns {boolean} whether an answer of the open one is being made, here or in another tab */
+  get isBusy() {
+    return this.path.some((message) => message.state === "streaming");
+  }
+
+  /** @param {Message} message */
+  waiting(message) {
+    return this.#live.get(message.id)?.waiting ?? null;
+  }
+
+  /** @param {string | null} id  opened if it is there, once what is kept has been read */
+  async load(id) {
+    this.list = await this.store.conversations();
+    await this.open(id);
+  }
+
+  begin() {
+    this.current = this.#draft();
+    this.messages = new Map();
+    this.around.changed();
+  }
+
+  /** @param {string | null} id */
+  async open(id) {
+    const found = this.list.find((each) => each.id === id);
+    if (!found) {
+      this.begin();
+      return;
+    }
+    const messages = await this.#read(found.id);
+    this.current = found;
+    this.messages = messages;
+    this.current.leaf ??= leafUnder(messages, null);
+    this.around.changed();
+  }
+
+  /** @param {string} id @param {string} title */
+  async rename(id, title) {
+    await this.#change(id, { title });
+  }
+
+  /** @param {string} id @param {number | null} deletedAt  null brings it back */
+  async remove(id, deletedAt) {
+    if (deletedAt !== null) {
+      for (const answering of this.#live.values()) {
+        if (answering.message.conversation === id) answering.stop();
+      }
+    }
+    await this.store.change(id, { deletedAt });
+    this.list = await this.store.conversations();
+    if (deletedAt !== null && id === this.current.id) this.begin();
+    this.around.changed();
+  }
+
+  /** @param {{system: string, sampling: import("./types.js").Sampling}} settings */
+  async configure(settings) {
+    Object.assign(this.current, settings);
+    if (!this.isDraft) await this.#change(this.current.id, settings);
+  }
+
+  /** @param {string} text @param {string | null} [parent]  what it follows; the last message by default */
+  async send(text, parent = this.current.leaf) {
+    if (this.isDraft) {
+      this.current.title = titleOf(text);
+      this.list = [this.current, ...this.list];
+      await this.store.add(this.current);
+    }
+    const question = this.#message("user", parent, text);
+    await this.#put(question);
+    await this.answer(question.id);
+  }
+
+  /** @param {string | null} parent  the question */
+  async answer(parent) {
+    const body = this.#body(pathTo(this.messages, parent), false);
+    const answer = this.#message("assistant", parent, "");
+    answer.state = "streaming";
+    await this.#put(answer);
+    await this.#run(answer, body);
+  }
+
+  /** @param {Message} answer  goes on where it stopped */
+  async resume(answer) {
+    answer.owner = this.#tab;
+    await this.#run(answer, this.#body(pathTo(this.messages, answer.id), true));
+  }
+
+  /** @param {Message} message @param {-1 | 1} step */
+  async turn(message, step) {
+    const { index, versions } = versionsOf(this.messages, message.id);
+    const version = versions[index + step];
+    if (!version) return;
+    this.current.leaf = leafUnder(this.messages, version.id);
+    this.around.changed();
+    await this.store.change(this.current.id, { leaf: this.current.leaf });
+  }
+
+  /** Ends the answer that is shown being made. */
+  stop() {
+    for (const message of this.path) this.#live.get(message.id)?.stop();
+  }
+
+  /** @param {Message} message */
+  retryNow(message) {
+    this.#live.get(message.id)?.retryNow();
+  }
+
+  /** @param {Message[]} path @param {boolean} continuesLast */
+  #body(path, continuesLast) {
+    const { model, wantsChances } = this.around.wishes();
+    return requestBody(model, this.current, path, { wantsChances, continuesLast });
+  }
+
+  /** @param {"user" | "assistant"} role @param {string | null} parent @param {string} content @returns {Message} */
+  #message(role, parent, content) {
+    const now = Date.now();
+    return {
+      id: newId(),
+      conversation: this.current.id,
+      parent,
+      role,
+      content,
+      createdAt: now,
+      state: "done",
+      owner: this.#tab,
+      savedAt: now,
+      problem: null,
+      model: this.around.wishes().model,
+      speed: null,
+      chances: null,
+    };
+  }
+
+  /** @param {Message} message  a new one, which becomes the last of the open conversation */
+  async #put(message) {
+    this.messages.set(message.id, message);
+    const fields = { leaf: message.id, updatedAt: message.createdAt };
+    Object.assign(this.current, fields);
+    this.around.changed();
+    await this.store.save(message);
+    await this.#change(message.conversation, fields);
+  }
+
+  /** @param {Message} message @param {import("./types.js").Body} body */
+  async #run(message, body) {
+    const answering = new Answering({
+      message,
+      body,
+      transport: this.around.transport,
+      askKey: this.around.askKey,
+      changed: this.around.changed,
+      save: () => this.#save(message),
+    });
+    this.#live.set(message.id, answering);
+    try {
+      await answering.run();
+    } finally {
+      this.#live.delete(message.id);
+      this.around.changed();
+    }
+  }
+
+  /** @param {Message} message */
+  #save(message) {
+    message.savedAt = Date.now();
+    return this.store.save({ ...message });
+  }
+
+  /** @param {string} id @param {Partial<Conversation>} fields */
+  async #change(id, fields) {
+    const listed = this.list.find((each) => each.id === id);
+    if (listed) Object.assign(listed, fields);
+    this.list.sort((a, b) => b.updatedAt - a.updatedAt);
+    this.around.changed();
+    await this.store.change(id, fields);
+  }
+
+  /** @param {string} id @returns {Promise<Map<string, Message>>} what is kept, and what this tab is adding to it */
+  async #read(id) {
+    const now = Date.now();
+    const messages = new Map((await this.store.messages(id)).map((message) => [message.id, message]));
+    for (const [key, message] of messages) {
+      const own = this.#live.get(key);
+      if (own) messages.set(key, own.message);
+      else if (message.state !== "streaming") continue;
+      else if (message.owner === this.#tab || now - message.savedAt > STALE_MS) message.state = "lost";
+      else setTimeout(() => this.#hear(id), STALE_MS + 1000);
+    }
+    return messages;
+  }
+
+  /** @param {string} id  what another tab has changed */
+  async #hear(id) {
+    const list = await this.store.conversations();
+    const { leaf } = this.current;
+    const isOpen = id === this.current.id;
+    const messages = isOpen ? await this.#read(id) : null;
+    this.list = list;
+    const stored = list.find((each) => each.id === this.current.id);
+    if (messages && isOpen && id === this.current.id) {
+      if (!stored) return this.begin();
+      // Each tab looks at the branch that it has chosen, and follows what is added to its end.
+      this.current = { ...stored, leaf: leafUnder(messages, leaf) };
+      this.list = list.map((each) => (each.id === id ? this.current : each));
+      // What this tab has added meanwhile may not have been stored when they were read.
+      for (const [key, message] of this.messages) {
+        if (!messages.has(key) && message.owner === this.#tab) messages.set(key, message);
+      }
+      this.messages = messages;
+    }
+    this.around.changed();
+  }
+
+  /** The page goes away, and its answers with it. */
+  #leave() {
+    for (const { message } of this.#live.values()) this.#save({ ...message, state: "lost" });
+  }
+}

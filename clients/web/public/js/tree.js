@@ -1,0 +1,61 @@
+/**
+ * A conversation is a tree: an edited question or a new answer is a sibling of the old one, and nothing is ever
+ * overwritten. So tabs that write at the same time only add to each other.
+ */
+
+/** @typedef {import("./types.js").Message} Message */
+/** @typedef {Map<string, Message>} Messages */
+
+/** @param {Message} a @param {Message} b */
+function byAge(a, b) {
+  return a.createdAt - b.createdAt || (a.id < b.id ? -1 : 1);
+}
+
+/**
+ * @param {Messages} messages
+ * @param {string | null} leaf
+ * @returns {Message[]} from the first message to `leaf`
+ */
+export function pathTo(messages, leaf) {
+  /** @type {Message[]} */
+  const path = [];
+  let at = leaf === null ? undefined : messages.get(leaf);
+  while (at && path.length <= messages.size) {
+    path.unshift(at);
+    at = at.parent === null ? undefined : messages.get(at.parent);
+  }
+  return path;
+}
+
+/**
+ * @param {Messages} messages
+ * @param {string | null} parent
+ * @returns {Message[]} the versions of what follows `parent`, the oldest first
+ */
+export function childrenOf(messages, parent) {
+  return [...messages.values()].filter((message) => message.parent === parent).sort(byAge);
+}
+
+/**
+ * @param {Messages} messages
+ * @param {string | null} from
+ * @returns {string | null} the end of the newest branch that goes through `from`
+ */
+export function leafUnder(messages, from) {
+  for (let steps = messages.size; steps >= 0; steps -= 1) {
+    const next = childrenOf(messages, from).at(-1);
+    if (!next) break;
+    from = next.id;
+  }
+  return from;
+}
+
+/**
+ * @param {Messages} messages
+ * @param {string} id
+ * @returns {{index: number, versions: Message[]}} `id` among its versions
+ */
+export function versionsOf(messages, id) {
+  const versions = childrenOf(messages, messages.get(id)?.parent ?? null);
+  return { index: versions.findIndex((message) => message.id === id), versions };
+}
