@@ -112,8 +112,8 @@ class Asset:
 
 
 def _accepts_gzip(accepted: str) -> bool:
-    codings = (coding.replace(" ", "").lower() for coding in accepted.split(","))
-    return any(coding == "gzip" or coding.startswith("gzip;") and coding != "gzip;q=0" for coding in codings)
+    codings = [coding.replace(" ", "").lower() for coding in accepted.split(",")]
+    return any(coding.partition(";")[0] == "gzip" and coding != "gzip;q=0" for coding in codings)
 
 
 class Folder:

@@ -1,7 +1,7 @@
 """Who answers before the application is there: while a model is downloaded, converted, its tokenizer read.
 
-Probes hear how far that is, web pages are served as always (they ask the probes), and all others are answered a
-503 that says when to come back. Every answer closes its connection, so that the next request is the
+Probes hear how far that is, web pages are served as always (they ask the probes), and all others are answered
+a 503 that says when to come back. Every answer closes its connection, so that the next request is the
 application's.
 """
 

@@ -39,13 +39,14 @@ export function normalized(text) {
  *     their text, and those that what comes next may change
  */
 export function cut(text) {
-  const tokens = marked.lexer(text);
+  // A line that is not whole may become anything: "3" is a paragraph after a list, "3. x" its next item.
+  const tokens = marked.lexer(text.slice(0, text.lastIndexOf("\n") + 1));
   const last = tokens.findLastIndex((token) => token.type !== "space");
-  const settled = last > 0 ? tokens.slice(0, last) : [];
-  const settledLength = settled.reduce((sum, token) => sum + token.raw.length, 0);
-  const isExact = text.startsWith(settled.map((token) => token.raw).join(""));
-  if (!isExact) return { settled: [], settledLength: 0, live: [...tokens] };
-  return { settled, settledLength, live: last < 0 ? [] : tokens.slice(last) };
+  let settled = last > 0 ? tokens.slice(0, last) : [];
+  const raw = settled.map((token) => token.raw).join("");
+  if (!text.startsWith(raw)) settled = [];
+  const settledLength = settled.length ? raw.length : 0;
+  return { settled, settledLength, live: [...marked.lexer(text.slice(settledLength))] };
 }
 
 /**

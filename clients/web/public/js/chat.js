@@ -62,7 +62,7 @@ async function start(store) {
     byId("to-end", HTMLButtonElement),
     {
       resend: (message, text) => conversations.send(text, message.parent),
-      regenerate: (message) => conversations.answer(message.parent),
+      regenerate: (message) => conversations.regenerate(message),
       resume: (message) => conversations.resume(message),
       retryNow: (message) => conversations.retryNow(message),
       turn: (message, step) => conversations.turn(message, step),
@@ -156,6 +156,10 @@ function wantKey() {
   });
 }
 
+addEventListener("unhandledrejection", (event) => {
+  const text = `Something went wrong on this page (${event.reason?.message ?? event.reason}). Loading it again may help.`;
+  banner.replaceChildren(notice("warning", text, [{ label: "Load again", click: () => location.reload() }]));
+});
 picker.addEventListener("change", () => prefer({ model: picker.value }));
 Store.open().then(start, () => {
   const text = "This page keeps conversations in the browser, which does not let it. Allow it to store site data.";

@@ -28,6 +28,8 @@ export class Conversations {
   messages = new Map();
   /** @type {Map<string, Answering>} */
   #live = new Map();
+  /** @type {Set<Conversation>} */
+  #unstored = new Set();
   #tab = tabId();
 
   /**
@@ -130,23 +132,44 @@ export class Conversations {
 
   /** @param {string} text @param {string | null} [parent]  what it follows; the last message by default */
   async send(text, parent = this.current.leaf) {
+    const { current } = this;
     if (this.isDraft) {
-      this.current.title = titleOf(text);
-      this.list = [this.current, ...this.list];
-      await this.store.add(this.current);
+      current.title = titleOf(text);
+      this.list = [current, ...this.list];
+      this.#unstored.add(current);
+      const stored = this.store.add(current).finally(() => this.#unstored.delete(current));
+      await this.#answer([this.#message("user", parent, text)], stored);
+    } else {
+      await this.#answer([this.#message("user", parent, text)]);
     }
-    const question = this.#message("user", parent, text);
-    await this.#put(question);
-    await this.answer(question.id);
   }
 
-  /** @param {string | null} parent  the question */
-  async answer(parent) {
+  /** @param {Message} answer  of which there is to be another version */
+  async regenerate(answer) {
+    await this.#answer([], Promise.resolve(), answer.parent);
+  }
+
+  /**
+   * Adds questions and their answer at once, so that nobody sees one without the other, and has the answer made.
+   *
+   * @param {Message[]} questions
+   * @param {Promise<void>} [before]  what has to be stored first
+   * @param {string | null} [parent]  what is answered
+   */
+  async #answer(questions, before = Promise.resolve(), parent = questions.at(-1)?.id ?? null) {
+    for (const question of questions) this.messages.set(question.id, question);
     const body = this.#body(pathTo(this.messages, parent), false);
     const answer = this.#message("assistant", parent, "");
     answer.state = "streaming";
-    await this.#put(answer);
-    await this.#run(answer, body);
+    this.messages.set(answer.id, answer);
+    const { id } = this.current;
+    const fields = { leaf: answer.id, updatedAt: answer.createdAt };
+    Object.assign(this.current, fields);
+    const run = this.#run(answer, body);
+    await before;
+    await Promise.all([...questions, answer].map((message) => this.store.save({ ...message })));
+    await this.#change(id, fields);
+    await run;
   }
 
   /** @param {Message} answer  goes on where it stopped */
@@ -201,16 +224,6 @@ export class Conversations {
     };
   }
 
-  /** @param {Message} message  a new one, which becomes the last of the open conversation */
-  async #put(message) {
-    this.messages.set(message.id, message);
-    const fields = { leaf: message.id, updatedAt: message.createdAt };
-    Object.assign(this.current, fields);
-    this.around.changed();
-    await this.store.save(message);
-    await this.#change(message.conversation, fields);
-  }
-
   /** @param {Message} message @param {import("./types.js").Body} body */
   async #run(message, body) {
     const answering = new Answering({
@@ -250,8 +263,9 @@ export class Conversations {
     const now = Date.now();
     const messages = new Map((await this.store.messages(id)).map((message) => [message.id, message]));
     for (const [key, message] of messages) {
-      const own = this.#live.get(key);
-      if (own) messages.set(key, own.message);
+      const own = message.owner === this.#tab ? this.messages.get(key) : undefined;
+      const newer = this.#live.get(key)?.message ?? own;
+      if (newer) messages.set(key, newer);
       else if (message.state !== "streaming") continue;
       else if (message.owner === this.#tab || now - message.savedAt > STALE_MS) message.state = "lost";
       else setTimeout(() => this.#hear(id), STALE_MS + 1000);
@@ -261,7 +275,10 @@ export class Conversations {
 
   /** @param {string} id  what another tab has changed */
   async #hear(id) {
-    const list = await this.store.conversations();
+    const list = [...this.#unstored, ...(await this.store.conversations())];
+    for (const answering of this.#live.values()) {
+      if (!list.some((each) => each.id === answering.message.conversation)) answering.stop();
+    }
     const { leaf } = this.current;
     const isOpen = id === this.current.id;
     const messages = isOpen ? await this.#read(id) : null;

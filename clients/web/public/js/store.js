@@ -100,12 +100,13 @@ export class Store {
     this.#tell(id);
   }
 
-  /** @param {Message} message  new, or one that this tab writes */
+  /**
+   * The request is made at once, so it still counts when the page is about to go.
+   *
+   * @param {Message} message  new, or one that this tab writes
+   */
   async save(message) {
-    const transaction = this.#database.transaction(["conversations", "messages"], "readwrite");
-    // Its conversation may have been purged by another tab.
-    if (!(await result(transaction.objectStore("conversations").getKey(message.conversation)))) return;
-    await result(transaction.objectStore("messages").put(message));
+    await result(this.#table("messages", "readwrite").put(message));
     this.#tell(message.conversation);
   }
 

@@ -105,6 +105,6 @@ function welcome(suggest) {
     el("button", { type: "button", class: "card", click: () => suggest(`${verb} ${rest}`) }, el("b", {}, verb), ` ${rest}`),
   );
   const head = el("h2", {}, "What is on your mind?");
-  const text = el("p", {}, "The conversation stays in this browser and on this server.");
+  const text = el("p", {}, "Conversations are kept in this browser.");
   return el("div", { class: "welcome" }, icon("stream"), head, text, el("div", { class: "cards" }, ...cards));
 }
