@@ -62,11 +62,9 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Types a message and sends it."""
-        questions = self.page.locator(".bubble")
-        num_before = questions.count()
         self.page.get_by_label("Message", exact=True).fill(text)
         self.page.keyboard.press("Enter")
-        questions.nth(num_before).wait_for()
+        self.wait(lambda: self.questions[-1:] and self.questions[-1][:99] == text[:99].strip(), "it is shown")
 
     def script(self, *answers: bytes, status: int = 200, headers: dict[str, str] | None = None) -> list[Any]:
         """Answers the next chat requests with these bodies, and all after them as the server does.

@@ -15,7 +15,7 @@ from browser_chat import LIMIT_MS, Chat
 def chromium() -> Iterator[Any]:
     """The browser, which all tests share."""
     playwright = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("Chromium is not installed (apt-get install chromium)")
     # Its sandbox does not work for root, as who tests in containers often is.

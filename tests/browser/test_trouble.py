@@ -1,4 +1,4 @@
-"""The chat page when the server is busy, starts or goes away, and when the model writes what it should not."""
+"""The chat page when the server is busy, starts or goes away, and when a model writes what it should not."""
 
 from __future__ import annotations
 

@@ -32,11 +32,15 @@ test("versions are in the order of their making", () => {
   assert.equal(index, 1);
 });
 
-test("the newest branch is followed to its end", () => {
-  assert.equal(leafUnder(TREE, null), "e");
+test("the branch in which something was said last is followed to its end", () => {
+  assert.equal(leafUnder(TREE, null), "f");
+  assert.equal(leafUnder(TREE, "e"), "e");
   assert.equal(leafUnder(TREE, "b"), "f");
   assert.equal(leafUnder(TREE, "c"), "d");
   assert.equal(leafUnder(new Map(), null), null);
+  const sameMoment = tree(["a", null], ["b", "a"], ["c", "b"]);
+  for (const message of sameMoment.values()) message.createdAt = 1;
+  assert.equal(leafUnder(sameMoment, null), "c");
 });
 
 test("what two tabs add at the same time is all there, in the same order for both", () => {

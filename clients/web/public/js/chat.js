@@ -108,9 +108,11 @@ async function start(store) {
       document.title = conversations.isDraft ? "streamserve" : `${current.title} · streamserve`;
       setAddress(conversations.isDraft ? null : current.id);
     }
-    thread.draw(conversations.path, (message) => {
+    const path = conversations.path;
+    thread.draw(path, (message) => {
       const { index, versions } = versionsOf(conversations.messages, message.id);
-      return { index, count: versions.length, waiting: conversations.waiting(message), isBusy };
+      const isLast = message === path.at(-1);
+      return { index, count: versions.length, waiting: conversations.waiting(message), isLast, isBusy };
     });
     composer.draw(isBusy);
   }

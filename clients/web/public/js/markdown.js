@@ -55,6 +55,7 @@ function dressCode(code) {
   const pre = /** @type {HTMLElement} */ (code.parentElement);
   const language = /language-([\w+#.-]+)/.exec(code.className)?.[1]?.toLowerCase() ?? "";
   code.className = "";
+  code.textContent = (code.textContent ?? "").replace(/\n$/, "");
   code.dataset.language = language;
   const name = hljs.getLanguage(language)?.name ?? language;
   const head = el("div", { class: "code-head" }, el("span", {}, name.split(",")[0] || "Text"));

@@ -25,6 +25,7 @@ import { speedParts } from "./numbers.js";
  * @property {number} index  among its versions
  * @property {number} count
  * @property {import("./answering.js").Waiting | null} waiting
+ * @property {boolean} isLast
  * @property {boolean} isBusy  an answer of the conversation is being made
  */
 
@@ -166,14 +167,15 @@ export class AnswerView extends MessageView {
   }
 
   /** @param {Message} message @param {Place} place */
-  #drawBelow(message, { waiting, isBusy }) {
-    const drawn = JSON.stringify([waiting, message.state, message.problem, isBusy, message.content === ""]);
+  #drawBelow(message, { waiting, isBusy, isLast }) {
+    const isOver = isLast && !isBusy;
+    const drawn = JSON.stringify([waiting, message.state, message.problem, isOver, message.content === ""]);
     if (drawn === this.#drawnBelow) return;
     this.#drawnBelow = drawn;
     const focused = this.#below.contains(document.activeElement);
     const offers = { resume: () => this.deeds.resume(this.message), again: () => this.deeds.regenerate(this.message) };
     const retry = { label: "Try now", click: () => this.deeds.retryNow(this.message) };
-    const shown = waiting ? waitingNotice(waiting, retry) : isBusy ? null : endNotice(message, offers);
+    const shown = waiting ? waitingNotice(waiting, retry) : isOver ? endNotice(message, offers) : null;
     this.#below.replaceChildren(...(shown ? [shown] : []));
     // A countdown draws its button anew each second.
     if (focused && waiting?.kind === "busy") this.#below.querySelector("button")?.focus();

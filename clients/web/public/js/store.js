@@ -101,12 +101,15 @@ export class Store {
   }
 
   /**
-   * The request is made at once, so it still counts when the page is about to go.
+   * Request and commit are made at once, so they still count when the page is about to go.
    *
    * @param {Message} message  new, or one that this tab writes
    */
   async save(message) {
-    await result(this.#table("messages", "readwrite").put(message));
+    const table = this.#table("messages", "readwrite");
+    const saved = result(table.put(message));
+    table.transaction.commit();
+    await saved;
     this.#tell(message.conversation);
   }
 

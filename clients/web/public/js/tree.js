@@ -39,15 +39,19 @@ export function childrenOf(messages, parent) {
 /**
  * @param {Messages} messages
  * @param {string | null} from
- * @returns {string | null} the end of the newest branch that goes through `from`
+ * @returns {string | null} the end of the branch through `from` in which something was said last
  */
 export function leafUnder(messages, from) {
-  for (let steps = messages.size; steps >= 0; steps -= 1) {
-    const next = childrenOf(messages, from).at(-1);
-    if (!next) break;
-    from = next.id;
+  /** @type {{depth: number, message: Message} | null} */
+  let best = null;
+  for (const message of messages.values()) {
+    const path = pathTo(messages, message.id);
+    if (from !== null && !path.some((each) => each.id === from)) continue;
+    // A question and its answer may be of the same millisecond.
+    const order = best ? message.createdAt - best.message.createdAt || path.length - best.depth : 1;
+    if (order > 0 || (order === 0 && best && message.id > best.message.id)) best = { depth: path.length, message };
   }
-  return from;
+  return best ? best.message.id : from;
 }
 
 /**
