@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 from browser_chat import Chat, events
-from server import load, running_server
+from server import load, running_server, wait_idle
 
 pytestmark = pytest.mark.browser
 
@@ -268,6 +268,15 @@ def test_two_tabs_at_once(browse, tiny_server):
     two.say("Do you see this?")
     one.page.locator(".markdown", has_text="Seen.").wait_for()
     assert one.questions == two.questions == ["From one", "Do you see this?"]
+    # And either can stop what is being made.
+    two.page.unroute_all()
+    two.endless()
+    two.say("Go on")
+    one.page.locator(".bubble", has_text="Go on").wait_for()
+    one.page.get_by_role("button", name="Stop").click()
+    for tab in (one, two):
+        tab.until_answered()
+    wait_idle(tiny_server)
     # Both answer the same message at the same time: nothing is lost, they are versions of each other.
     one.script(events("Here."))
     two.script(events("There."))

@@ -56,7 +56,9 @@ export function chancesView(chances) {
       tabindex: index ? "-1" : "0",
       "aria-label": `${visible(chance.token)}, ${percent(chance.logprob)}`,
     };
-    tokens.append(el("button", attributes, chance.token));
+    // A button does not break its line; what stands behind it does.
+    const breaks = "\n".repeat(chance.token.split("\n").length - 1);
+    tokens.append(el("button", attributes, chance.token.replaceAll("\n", "⏎")), breaks);
   }
   for (const kind of /** @type {const} */ (["pointerover", "focusin"])) {
     tokens.addEventListener(kind, (event) => {

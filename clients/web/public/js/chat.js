@@ -14,7 +14,7 @@ import { ThreadView } from "./thread_view.js";
 import { toast } from "./toast.js";
 import { streamOverSse } from "./transport_sse.js";
 import { webSocketTransport } from "./transport_websocket.js";
-import { versionsOf } from "./tree.js";
+import { versionsByParent } from "./tree.js";
 
 // How long a deleted conversation can be brought back.
 const DELETED_MS = 60_000;
@@ -109,10 +109,16 @@ async function start(store) {
       setAddress(conversations.isDraft ? null : current.id);
     }
     const path = conversations.path;
+    const versions = versionsByParent(conversations.messages);
     thread.draw(path, (message) => {
-      const { index, versions } = versionsOf(conversations.messages, message.id);
-      const isLast = message === path.at(-1);
-      return { index, count: versions.length, waiting: conversations.waiting(message), isLast, isBusy };
+      const siblings = versions.get(message.parent) ?? [];
+      return {
+        index: siblings.indexOf(message),
+        count: siblings.length,
+        waiting: conversations.waiting(message),
+        isLast: message === path.at(-1),
+        isBusy,
+      };
     });
     composer.draw(isBusy);
   }

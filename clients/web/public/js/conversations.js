@@ -3,7 +3,7 @@
 import { Answering } from "./answering.js";
 import { requestBody, titleOf } from "./request.js";
 import { newId } from "./store.js";
-import { leafUnder, pathTo, versionsOf } from "./tree.js";
+import { leafUnder, pathTo, versionsByParent } from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
@@ -45,7 +45,10 @@ export class Conversations {
     this.store = store;
     this.around = around;
     this.current = this.#draft();
-    store.listen((conversation) => this.#hear(conversation));
+    store.listen({
+      changed: (conversation) => this.#hear(conversation),
+      stopped: (message) => this.#live.get(message)?.stop(),
+    });
     addEventListener("pagehide", () => this.#leave());
   }
 
@@ -180,17 +183,22 @@ export class Conversations {
 
   /** @param {Message} message @param {-1 | 1} step */
   async turn(message, step) {
-    const { index, versions } = versionsOf(this.messages, message.id);
-    const version = versions[index + step];
+    const versions = versionsByParent(this.messages).get(message.parent) ?? [];
+    const version = versions[versions.indexOf(message) + step];
     if (!version) return;
     this.current.leaf = leafUnder(this.messages, version.id);
     this.around.changed();
     await this.store.change(this.current.id, { leaf: this.current.leaf });
   }
 
-  /** Ends the answer that is shown being made. */
+  /** Ends the answer that is shown being made, whichever tab makes it. */
   stop() {
-    for (const message of this.path) this.#live.get(message.id)?.stop();
+    for (const { id, state } of this.path) {
+      if (state !== "streaming") continue;
+      const own = this.#live.get(id);
+      if (own) own.stop();
+      else this.store.askToStop(id);
+    }
   }
 
   /** @param {Message} message */

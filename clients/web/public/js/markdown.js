@@ -82,6 +82,8 @@ function colourCode(root) {
 
 /** Shows one text, which may grow. Blocks that are settled are drawn once; only the last is drawn anew. */
 export class MarkdownView {
+  /** @type {string | null} */
+  #given = null;
   #text = "";
   #settledLength = 0;
   #isFinal = false;
@@ -103,8 +105,9 @@ export class MarkdownView {
    * @param {boolean} isFinal  nothing will be added
    */
   update(given, isFinal) {
+    if (given === this.#given && isFinal === this.#isFinal) return;
+    this.#given = given;
     const text = normalized(given);
-    if (text === this.#text && isFinal === this.#isFinal) return;
     if (!text.startsWith(this.#text) || (isFinal && hasReferences(text))) this.#clear();
     this.#text = text;
     this.#isFinal = isFinal;

@@ -58,10 +58,20 @@ export class Store {
   }
 
   /**
-   * @param {(conversation: string) => void} heard  called with the id of what another tab has changed
+   * @param {object} heard  what other tabs say
+   * @param {(conversation: string) => void} heard.changed
+   * @param {(message: string) => void} heard.stopped  the answer is not wanted any more
    */
   listen(heard) {
-    this.#channel.onmessage = (event) => heard(event.data);
+    this.#channel.onmessage = ({ data }) => {
+      if ("changed" in data) heard.changed(data.changed);
+      else heard.stopped(data.stopped);
+    };
+  }
+
+  /** @param {string} message  an answer that another tab makes */
+  askToStop(message) {
+    this.#channel.postMessage({ stopped: message });
   }
 
   /** @returns {Promise<Conversation[]>} those that are not deleted, the latest first */
@@ -134,6 +144,6 @@ export class Store {
 
   /** @param {string} conversation */
   #tell(conversation) {
-    this.#channel.postMessage(conversation);
+    this.#channel.postMessage({ changed: conversation });
   }
 }

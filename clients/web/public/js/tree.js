@@ -29,11 +29,18 @@ export function pathTo(messages, leaf) {
 
 /**
  * @param {Messages} messages
- * @param {string | null} parent
- * @returns {Message[]} the versions of what follows `parent`, the oldest first
+ * @returns {Map<string | null, Message[]>} for each message the versions of what follows it, the oldest first
  */
-export function childrenOf(messages, parent) {
-  return [...messages.values()].filter((message) => message.parent === parent).sort(byAge);
+export function versionsByParent(messages) {
+  /** @type {Map<string | null, Message[]>} */
+  const versions = new Map();
+  for (const message of messages.values()) {
+    const siblings = versions.get(message.parent);
+    if (siblings) siblings.push(message);
+    else versions.set(message.parent, [message]);
+  }
+  for (const siblings of versions.values()) siblings.sort(byAge);
+  return versions;
 }
 
 /**
@@ -52,14 +59,4 @@ export function leafUnder(messages, from) {
     if (order > 0 || (order === 0 && best && message.id > best.message.id)) best = { depth: path.length, message };
   }
   return best ? best.message.id : from;
-}
-
-/**
- * @param {Messages} messages
- * @param {string} id
- * @returns {{index: number, versions: Message[]}} `id` among its versions
- */
-export function versionsOf(messages, id) {
-  const versions = childrenOf(messages, messages.get(id)?.parent ?? null);
-  return { index: versions.findIndex((message) => message.id === id), versions };
 }
