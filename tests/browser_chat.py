@@ -9,6 +9,8 @@ from typing import Any
 from server import PATIENCE_S
 
 LIMIT_MS = PATIENCE_S * 1000
+# A name of this machine for which browsers have fewer functions, as they do for all that has no HTTPS.
+PLAIN_HOST = "plain.test"
 
 
 def events(*texts: str, finish: str | None = "stop", tokens: bool = False) -> bytes:

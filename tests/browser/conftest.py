@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser_chat import LIMIT_MS, Chat
+from browser_chat import LIMIT_MS, PLAIN_HOST, Chat
 
 
 @pytest.fixture(scope="session")
@@ -18,8 +18,10 @@ def chromium() -> Iterator[Any]:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("Chromium is not installed (apt-get install chromium)")
+    # To browsers, 127.0.0.1 is as good as HTTPS; this name is not.
+    arguments = [f"--host-resolver-rules=MAP {PLAIN_HOST} 127.0.0.1"]
     # Its sandbox does not work for root, as who tests in containers often is.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path, args=arguments)
         yield browser

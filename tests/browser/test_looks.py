@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from browser_chat import Chat, events
+from browser_chat import PLAIN_HOST, Chat, events
 
 pytestmark = pytest.mark.browser
 
@@ -252,3 +252,18 @@ def test_a_long_answer_is_drawn_in_parts(chat):
     assert chat.page.locator(".markdown p").count() == 100
     total = sum(map(len, paragraphs))
     assert chat.page.evaluate("window.redrawn") < 5 * total
+
+
+@pytest.mark.parametrize("transport", ["Server-sent events", "WebSocket"])
+def test_it_works_without_https(browse, tiny_server, transport):
+    url = tiny_server.url.replace("127.0.0.1", PLAIN_HOST)
+    chat = Chat(browse().new_page(), url).open()
+    assert not chat.page.evaluate("isSecureContext")
+    chat.set(transport, Max_tokens="5")
+    chat.say("Hi")
+    chat.page.locator(".speed", has_text="5 tokens").wait_for()
+    chat.until_answered()
+    chat.page.get_by_role("button", name="Copy answer").click()
+    chat.page.get_by_role("button", name="Copied").wait_for()
+    chat.page.reload()
+    chat.page.locator(".speed", has_text="5 tokens").wait_for()
