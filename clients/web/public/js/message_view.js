@@ -156,7 +156,7 @@ export class AnswerView extends MessageView {
     this.#wasStreaming = isStreaming;
     this.element.classList.toggle("is-streaming", isStreaming && place.waiting === null);
     this.element.setAttribute("aria-busy", String(isStreaming));
-    this.actions.hidden = isStreaming && !message.content;
+    this.actions.hidden = !message.content && (isStreaming || place.count < 2);
     this.#regenerate.disabled = place.isBusy;
     this.#showChances.hidden = isStreaming || !message.chances?.length;
     const said = message.speed ? speedParts(message.speed).join(" · ") : "";

@@ -25,7 +25,7 @@ const STATUSES = {
 export function notice(symbol, text, actions, more = null) {
   const buttons = actions.map(({ label, click }) => el("button", { type: "button", class: "button", click }, label));
   const words = el("div", { class: "notice-text" }, el("p", {}, text), more);
-  return el("div", { class: "notice" }, icon(symbol), words, el("div", { class: "notice-actions" }, ...buttons));
+  return el("div", { class: `notice is-${symbol}` }, icon(symbol), words, el("div", { class: "notice-actions" }, ...buttons));
 }
 
 /**
