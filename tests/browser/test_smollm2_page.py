@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.smollm2]
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server() as server:
+    with running_server("--dtype=float32") as server:
         yield server
 
 
@@ -56,8 +56,9 @@ def test_it_knows_its_capital_and_is_stopped(chat, server):
     chat.page.locator(".markdown", has_text="Paris").wait_for()
     chat.until_answered()
     chat.set(Max_tokens="")
-    chat.say("Tell me a very long story.")
-    chat.until_written(30, answer=1)
+    chat.page.get_by_role("button", name="New chat").click()
+    chat.say("Write a short story about a river.")
+    chat.until_written(100)
     assert running(server) == 1
     chat.page.get_by_role("button", name="Stop").click()
     chat.until_answered()

@@ -19,6 +19,7 @@ const FIRST_RETRY_S = 2;
 const LONGEST_RETRY_S = 60;
 
 export class Answering {
+  #given;
   #abort = new AbortController();
   /** @type {AbortController | null} */
   #pause = null;
@@ -40,7 +41,6 @@ export class Answering {
     this.message = given.message;
     this.#given = given;
   }
-  #given;
 
   stop() {
     this.#abort.abort();

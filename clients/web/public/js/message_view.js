@@ -125,6 +125,7 @@ export class AnswerView extends MessageView {
   #chances = el("div");
   #markdown;
   #drawnBelow = "";
+  #wasStreaming = false;
   #showChances;
   #regenerate = iconButton("again", "Answer again", () => this.deeds.regenerate(this.message));
 
@@ -146,7 +147,6 @@ export class AnswerView extends MessageView {
     const body = el("div", { class: "answer-body" }, this.#text, this.#below, this.actions, this.#chances);
     this.element.append(el("div", { class: "avatar", "aria-hidden": "true" }, icon("stream")), body);
   }
-  #wasStreaming = false;
 
   /** @param {Message} message @param {Place} place */
   update(message, place) {
