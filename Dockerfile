@@ -16,6 +16,7 @@ RUN STREAMSERVE_VENV_HOME=/opt/venvs PIP_NO_CACHE_DIR=1 scripts/setup_env.sh ser
 
 COPY LICENSE README.md ./
 COPY streamserve streamserve
+COPY clients/web/public clients/web/public
 ENV PYTHONPATH=/app
 # Compiles what the children load; the server's user may not write here.
 RUN .venv/bin/python -c "import streamserve.supervisor, streamserve.frontend.process, streamserve.worker.worker"

@@ -8,8 +8,8 @@ PY = PYTHONPATH="$(CURDIR)" .venv/bin/python
 BENCHES = $(basename $(notdir $(shell grep -l '__main__' loadtest/micro/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-smollm2 test-heavy test-clients check check-format check-lint check-types check-imports \
-	check-shape format bench lock clean
+.PHONY: help serve test test-smollm2 test-heavy test-clients test-browser check check-format check-lint check-types \
+	check-imports check-shape check-web format bench lock clean
 
 help:
 	@echo 'make serve         start a server (PORT=8000, MODEL=folder, GGUF file or hub id, ARGS="--flags")'
@@ -17,6 +17,8 @@ help:
 	@echo 'make test-smollm2  the tests on the real SmolLM2-135M-Instruct'
 	@echo 'make test-heavy    the tests that take minutes'
 	@echo 'make test-clients  the tests with other clients and with our own as packages, in Python and node'
+	@echo 'make test-browser  the tests of the web pages; needs Chromium and node (apt-get install chromium nodejs)'
+	@echo 'make check-web     types of the web pages'"'"' scripts; needs npm'
 	@echo 'make check         format, lint, types, imports, shape: what CI wants'
 	@echo 'make format        put the code in the form that make check wants'
 	@echo 'make bench         the micro-benchmarks'
@@ -43,6 +45,16 @@ test-heavy:
 test-clients:
 	@scripts/setup_env.sh test clients
 	$(PY) -m pytest -m clients $(ARGS)
+
+test-browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+	  || { echo 'error: Chromium is not installed; on Debian: apt-get install -y chromium nodejs' >&2; exit 2; }
+	@scripts/setup_env.sh test browser
+	$(PY) -m pytest -m browser $(ARGS)
+
+# Not a part of `make check`: it asks npm for the compiler.
+check-web:
+	cd clients/web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent check
 
 check: check-format check-lint check-types check-imports check-shape
 

@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 60
 def sources(*suffixes: str) -> Iterator[Path]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in suffixes and "node_modules" not in path.parts:
+            if path.suffix in suffixes and not {"node_modules", "vendor"} & set(path.parts):
                 yield path
 
 

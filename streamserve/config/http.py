@@ -90,6 +90,9 @@ class ServerConfig:
         "request; needs the extra `otel`.",
         kind="str",
     )
+    chat_page: bool = option(
+        True, "Serve a page at / on which people chat with the model in their browsers.", kind="bool"
+    )
     access_log: bool = option(
         True,
         "Log a line for each request: who, what and how long, never what was said. Probes are left out.",

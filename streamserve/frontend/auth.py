@@ -53,6 +53,7 @@ class Authentication:
         metrics_open: whether /metrics is for everybody.
         ws_query_key: whether a WebSocket's key may be in its URL.
         allowed_origins: of the web pages that need no key, where nobody does.
+        open_paths: what is for everybody besides probes: the pages that ask for a key.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class Authentication:
         metrics_open: bool = False,
         ws_query_key: bool = False,
         allowed_origins: Collection[str] = (),
+        open_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keys = keys
         self._origins = Origins(allowed_origins)
-        self._open = paths.PROBES | {paths.METRICS} if metrics_open else paths.PROBES
+        self._open = paths.PROBES.union(open_paths, [paths.METRICS] if metrics_open else ())
         self._ws_query_key = ws_query_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,6 +7,9 @@ HEALTH, LIVE, READY, PING, METRICS = "/health", "/live", "/ready", "/ping", "/me
 # What orchestrators and load balancers ask. They have no key, and nobody wants to read of each in a log.
 PROBES = frozenset({HEALTH, LIVE, READY, PING})
 
+# Web pages, and the files that they load.
+CHAT_PAGE, PAGE_FILES = "/", "/web/{path:path}"
+
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 
 # Control over what all users share.
@@ -28,6 +31,8 @@ HANDLERS = (
     "/version",
     "/openapi.json",
     "/docs",
+    CHAT_PAGE,
+    PAGE_FILES,
     RESET_PREFIX_CACHE,
     "none",
 )

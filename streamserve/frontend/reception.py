@@ -1,7 +1,8 @@
 """Who answers before the application is there: while a model is downloaded, converted, its tokenizer read.
 
-Probes hear how far that is, all others a 503 that says when to come back. Every answer closes its connection,
-so that the next request is the application's.
+Probes hear how far that is, web pages are served as always (they ask the probes), and all others are answered
+a 503 that says when to come back. Every answer closes its connection, so that the next request is the
+application's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from streamserve.frontend.auth import refuse
 from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.metrics import Metrics
 from streamserve.frontend.middleware import Edge
+from streamserve.frontend.pages import Pages
 from streamserve.frontend.server import http_settings
 from streamserve.frontend.status import Progress, while_loading
 
@@ -68,17 +70,18 @@ def _json(body: dict[str, object], status: int) -> Response:
 def build_reception(deployment: Deployment, metrics: Metrics) -> ASGIApp:
     """The ASGI application that stands in; what it answers is logged and counted like all else."""
     probes, refusal = _Probes(deployment.progress), _Refusal()
-    probed = [
+    answered = [
         Route(paths.LIVE, probes.live),
         Route(paths.READY, probes.unready),
         Route(paths.HEALTH, probes.unready),
         Route(paths.PING, probes.unready, methods=["GET", "POST"]),
+        *Pages(deployment.server).routes,
     ]
     rest: Sequence[BaseRoute] = [Route(_ANYTHING, refusal), WebSocketRoute(_ANYTHING, refusal)]
-    app = Starlette(routes=[*probed, *rest], exception_handlers=problems.HANDLERS)
+    app = Starlette(routes=[*answered, *rest], exception_handlers=problems.HANDLERS)
     is_closing = asyncio.Event()
     is_closing.set()
-    return Edge(app, probed, metrics, is_closing, logs_access=deployment.server.access_log)
+    return Edge(app, answered, metrics, is_closing, logs_access=deployment.server.access_log)
 
 
 class Reception:

@@ -30,6 +30,7 @@ from streamserve.frontend.auth import Authentication
 from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.middleware import REQUEST_ID, Edge
 from streamserve.frontend.monitor import Monitor
+from streamserve.frontend.pages import Pages
 
 PREFLIGHT_MAX_AGE_S = 86400
 
@@ -57,13 +58,14 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     streams = Streams(service, around)
     service.client.answer_relays(streams.answer)
     control = Control(service, around, monitor)
-    documents = Documents(around.server.root_path)
+    documents, pages = Documents(around.server.root_path), Pages(around.server)
     routes = [
         *_generation(service),
         *_information(service, streams),
         *_operations(control),
         Route("/openapi.json", documents.openapi, methods=["GET"]),
         Route("/docs", documents.docs, methods=["GET"]),
+        *pages.routes,
     ]
     app: ASGIApp = Starlette(routes=routes, exception_handlers=problems.HANDLERS, lifespan=lifespan)
     app = Authentication(
@@ -72,6 +74,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         metrics_open=around.auth.metrics_open,
         ws_query_key=around.auth.ws_query_key,
         allowed_origins=around.server.allowed_origins,
+        open_paths=pages.paths,
     )
     if around.server.allowed_origins:
         app = _with_cors(app, around.server)

@@ -19,7 +19,8 @@ from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.keys import KeyRing
 from streamserve.frontend.paths import HANDLERS, PROBES
 
-DESCRIBED_BY_ITSELF = {("/openapi.json", "GET"), ("/docs", "GET")}
+# The document itself, and what browsers read.
+DESCRIBED_BY_ITSELF = {(path, "GET") for path in ("/openapi.json", "/docs", "/", "/web/{path}")}
 
 
 def routes_of(app: Any) -> list[Any]:

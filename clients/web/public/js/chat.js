@@ -1,0 +1,175 @@
+/** The chat page: puts its parts together. */
+
+import { Conversations } from "./conversations.js";
+import { Composer } from "./composer.js";
+import { byId, el } from "./dom.js";
+import { askKey } from "./key_dialog.js";
+import { notice, unreadyNotice } from "./notices.js";
+import { prefer, preferences } from "./preferences.js";
+import { models, Problem, untilReady } from "./server.js";
+import { SettingsView } from "./settings_view.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
+import { ThreadView } from "./thread_view.js";
+import { toast } from "./toast.js";
+import { streamOverSse } from "./transport_sse.js";
+import { webSocketTransport } from "./transport_websocket.js";
+import { versionsByParent } from "./tree.js";
+
+// How long a deleted conversation can be brought back.
+const DELETED_MS = 60_000;
+
+const banner = byId("banner", HTMLElement);
+const picker = byId("model", HTMLSelectElement);
+const overWebSocket = webSocketTransport();
+
+/** @returns {string | null} the conversation that the address names */
+function addressed() {
+  return location.hash.startsWith("#/") ? location.hash.slice(2) : null;
+}
+
+/** @param {string | null} id */
+function setAddress(id) {
+  if (id === addressed()) return;
+  history.pushState(null, "", id === null ? location.pathname + location.search : `#/${id}`);
+}
+
+/** @param {Store} store */
+async function start(store) {
+  let isDrawPending = false;
+  const conversations = new Conversations(store, {
+    defaults: preferences,
+    wishes: () => ({ model: picker.value, wantsChances: preferences().wantsChances }),
+    transport: (body, signal) =>
+      preferences().transport === "websocket" ? overWebSocket(body, signal) : streamOverSse(body, signal),
+    askKey,
+    changed: () => {
+      if (isDrawPending) return;
+      isDrawPending = true;
+      // Frames do not come while nobody looks, but the text does.
+      if (document.hidden) setTimeout(draw, 200);
+      else requestAnimationFrame(draw);
+    },
+  });
+  /** @param {string} text */
+  const send = (text) => {
+    thread.follow();
+    conversations.send(text);
+  };
+  const composer = new Composer({ send, stop: () => conversations.stop(), editLast: () => thread.editLast() });
+  const thread = new ThreadView(
+    byId("thread", HTMLElement),
+    byId("to-end", HTMLButtonElement),
+    {
+      resend: (message, text) => conversations.send(text, message.parent),
+      regenerate: (message) => conversations.regenerate(message),
+      resume: (message) => conversations.resume(message),
+      retryNow: (message) => conversations.retryNow(message),
+      turn: (message, step) => conversations.turn(message, step),
+    },
+    send,
+  );
+  const sidebar = new Sidebar({
+    begin: () => {
+      conversations.begin();
+      composer.focus();
+    },
+    open: async (id) => {
+      await conversations.open(id);
+      thread.follow();
+      composer.focus();
+    },
+    rename: (id, title) => conversations.rename(id, title),
+    remove: async ({ id, title }) => {
+      await conversations.remove(id, Date.now());
+      toast(`“${title}” is deleted.`, "Undo", async () => {
+        await conversations.remove(id, null);
+        await conversations.open(id);
+      });
+    },
+  });
+  new SettingsView({
+    current: () => conversations.current,
+    change: (settings) => {
+      conversations.configure(settings);
+      prefer(settings);
+    },
+  });
+
+  let drawnList = "";
+  function draw() {
+    isDrawPending = false;
+    const { current, list, busy, isBusy } = conversations;
+    const shown = JSON.stringify([list.map((each) => [each.id, each.title, each.updatedAt]), current.id, [...busy]]);
+    if (shown !== drawnList) {
+      drawnList = shown;
+      sidebar.draw(list, current.id, busy);
+      byId("title", HTMLElement).textContent = current.title;
+      document.title = conversations.isDraft ? "streamserve" : `${current.title} · streamserve`;
+      setAddress(conversations.isDraft ? null : current.id);
+    }
+    const path = conversations.path;
+    const versions = versionsByParent(conversations.messages);
+    thread.draw(path, (message) => {
+      const siblings = versions.get(message.parent) ?? [];
+      return {
+        index: siblings.indexOf(message),
+        count: siblings.length,
+        waiting: conversations.waiting(message),
+        isLast: message === path.at(-1),
+        isBusy,
+      };
+    });
+    composer.draw(isBusy);
+  }
+
+  addEventListener("popstate", () => conversations.open(addressed()));
+  byId("skip", HTMLAnchorElement).addEventListener("click", (event) => {
+    event.preventDefault();
+    composer.focus();
+  });
+  await store.purge(Date.now() - DELETED_MS);
+  await conversations.load(addressed());
+  composer.focus();
+  await connect();
+}
+
+/** Fills the list of models, as soon as the server has one. */
+async function connect() {
+  for (;;) {
+    try {
+      const found = await models();
+      banner.replaceChildren();
+      picker.replaceChildren(...found.map(({ id }) => el("option", { value: id }, id)));
+      picker.disabled = found.length < 2;
+      if (found.some(({ id }) => id === preferences().model)) picker.value = preferences().model;
+      return;
+    } catch (error) {
+      if (error instanceof Problem && error.status === 401) {
+        if (!(await askKey())) await wantKey();
+      } else {
+        await untilReady((status) => banner.replaceChildren(unreadyNotice(status, [])), new AbortController().signal);
+        // Ready says nothing of this one request; do not ask again at once.
+        await new Promise((resolve) => setTimeout(resolve, 500));
+      }
+    }
+  }
+}
+
+/** @returns {Promise<void>} resolves when the user wants to give a key after all */
+function wantKey() {
+  return new Promise((resolve) => {
+    const enter = { label: "Enter key", click: () => resolve() };
+    banner.replaceChildren(notice("key", "This server answers those who have a key.", [enter]));
+  });
+}
+
+addEventListener("unhandledrejection", (event) => {
+  const text = `Something went wrong on this page (${event.reason?.message ?? event.reason}). Loading it again may help.`;
+  banner.replaceChildren(notice("warning", text, [{ label: "Load again", click: () => location.reload() }]));
+});
+picker.addEventListener("change", () => prefer({ model: picker.value }));
+Store.open().then(start, () => {
+  const text = "This page keeps conversations in the browser, which does not let it. Allow it to store site data.";
+  banner.replaceChildren(notice("warning", text, []));
+});

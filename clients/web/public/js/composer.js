@@ -1,0 +1,84 @@
+/** Where messages are written, sent, and answers stopped. */
+
+import { byId } from "./dom.js";
+
+const MAX_HEIGHT_PX = 240;
+
+export class Composer {
+  #form = byId("composer", HTMLFormElement);
+  #text = byId("prompt", HTMLTextAreaElement);
+  #send = byId("send", HTMLButtonElement);
+  #stop = byId("stop", HTMLButtonElement);
+  #isAnswering = false;
+
+  /**
+   * @param {object} deeds
+   * @param {(text: string) => void} deeds.send
+   * @param {() => void} deeds.stop
+   * @param {() => void} deeds.editLast
+   */
+  constructor(deeds) {
+    this.deeds = deeds;
+    this.#form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit();
+    });
+    this.#stop.addEventListener("click", () => deeds.stop());
+    this.#text.addEventListener("input", () => this.#fit());
+    this.#text.addEventListener("keydown", (event) => {
+      // While an input method is composing, Enter is its own.
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.#submit();
+      } else if (event.key === "ArrowUp" && this.#text.value === "" && !this.#isAnswering) {
+        event.preventDefault();
+        deeds.editLast();
+      }
+    });
+    document.addEventListener("keydown", (event) => {
+      const isTyping = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
+      if (event.key === "Escape" && this.#isAnswering && !document.querySelector("dialog[open]")) deeds.stop();
+      if (event.key === "/" && !isTyping) {
+        event.preventDefault();
+        this.focus();
+      }
+    });
+    this.#fit();
+  }
+
+  focus() {
+    this.#text.focus();
+  }
+
+  /** @param {string} text */
+  fill(text) {
+    this.#text.value = text;
+    this.#fit();
+    this.focus();
+  }
+
+  /** @param {boolean} isAnswering */
+  draw(isAnswering) {
+    if (isAnswering === this.#isAnswering) return;
+    const hadFocus = this.#form.contains(document.activeElement);
+    this.#isAnswering = isAnswering;
+    this.#send.hidden = isAnswering;
+    this.#stop.hidden = !isAnswering;
+    // The button that had it is gone.
+    if (hadFocus) this.focus();
+  }
+
+  #submit() {
+    const text = this.#text.value.trim();
+    if (!text || this.#isAnswering) return;
+    this.#text.value = "";
+    this.#fit();
+    this.deeds.send(text);
+  }
+
+  #fit() {
+    this.#text.style.height = "auto";
+    this.#text.style.height = `${Math.min(this.#text.scrollHeight, MAX_HEIGHT_PX)}px`;
+    this.#send.disabled = this.#text.value.trim() === "";
+  }
+}

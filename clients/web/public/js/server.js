@@ -1,0 +1,153 @@
+/** The server that this page came from: its address, the key for it, and what its errors mean. */
+
+const KEY = "streamserve.key";
+const READY_POLL_MS = 1000;
+
+/** An error that the server tells of. */
+export class Problem extends Error {
+  /**
+   * @param {number} status
+   * @param {{message?: string, code?: string}} error
+   * @param {number | null} retryAfterS
+   */
+  constructor(status, error, retryAfterS = null) {
+    super(error.message || `The server answered ${status}.`);
+    this.name = "Problem";
+    this.status = status;
+    this.code = error.code ?? "";
+    this.retryAfterS = retryAfterS;
+  }
+
+  /** Whether the same request is likely to be taken later. */
+  get isPassing() {
+    return this.status === 429 || this.status === 503;
+  }
+}
+
+/** The connection broke, or there was none. */
+export class ConnectionLost extends Error {
+  constructor() {
+    super("The connection to the server was lost.");
+    this.name = "ConnectionLost";
+  }
+}
+
+/**
+ * @param {string} path  without a slash at its start: a proxy may have put the page under a prefix
+ * @returns {URL}
+ */
+export function address(path) {
+  return new URL(path, document.baseURI);
+}
+
+/** The key, kept for this tab or, if the user wants it, in this browser. */
+export const key = {
+  get value() {
+    return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  },
+  /**
+   * @param {string} value
+   * @param {boolean} isRemembered
+   */
+  set(value, isRemembered) {
+    localStorage.removeItem(KEY);
+    sessionStorage.setItem(KEY, value);
+    if (isRemembered) localStorage.setItem(KEY, value);
+  },
+};
+
+/**
+ * @param {string} path
+ * @param {RequestInit} options
+ * @returns {Promise<Response>} a good one
+ * @throws {Problem | ConnectionLost}
+ */
+async function request(path, options = {}) {
+  const headers = new Headers(options.headers);
+  if (key.value) headers.set("Authorization", `Bearer ${key.value}`);
+  let response;
+  try {
+    response = await fetch(address(path), { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new ConnectionLost();
+  }
+  if (!response.ok) throw await problemOf(response);
+  return response;
+}
+
+/** @param {Response} response */
+async function problemOf(response) {
+  const body = await response.json().catch(() => ({}));
+  const after = Number(response.headers.get("Retry-After") ?? NaN);
+  return new Problem(response.status, body.error ?? {}, Number.isFinite(after) ? after : null);
+}
+
+/**
+ * @param {string} path
+ * @param {unknown} body
+ * @param {AbortSignal} signal
+ */
+export function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+/** @returns {Promise<{id: string, maxLength: number | null}[]>} what can be talked to */
+export async function models() {
+  const list = await (await request("v1/models")).json();
+  return list.data.map((/** @type {{id: string, max_model_len?: number}} */ model) => ({
+    id: model.id,
+    maxLength: model.max_model_len ?? null,
+  }));
+}
+
+/**
+ * What the server is doing: `ok`, or why it takes no requests and how far it is.
+ *
+ * @typedef {{status: string, progress?: {stage?: string, fraction?: number | null} | null}} Status
+ * @returns {Promise<Status>}
+ */
+export async function status() {
+  try {
+    return await (await fetch(address("ready"), { cache: "no-store" })).json();
+  } catch {
+    return { status: "unreachable" };
+  }
+}
+
+/**
+ * Resolves once the server takes requests.
+ *
+ * @param {(status: Status) => void} tell
+ * @param {AbortSignal} signal
+ */
+export async function untilReady(tell, signal) {
+  for (;;) {
+    const now = await status();
+    signal.throwIfAborted();
+    if (now.status === "ok") return;
+    tell(now);
+    await sleep(READY_POLL_MS, signal);
+  }
+}
+
+/**
+ * @param {number} ms
+ * @param {AbortSignal} signal
+ * @returns {Promise<void>}
+ */
+export function sleep(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", abort);
+      resolve();
+    }, ms);
+    const abort = () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    };
+    if (signal.aborted) abort();
+    else signal.addEventListener("abort", abort, { once: true });
+  });
+}

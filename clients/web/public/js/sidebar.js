@@ -1,0 +1,139 @@
+/** The list of conversations. */
+
+import { byId, el, iconButton } from "./dom.js";
+import { dayName } from "./numbers.js";
+import { prefer, preferences } from "./preferences.js";
+
+/** @typedef {import("./types.js").Conversation} Conversation */
+
+const NARROW = matchMedia("(max-width: 760px)");
+
+export class Sidebar {
+  #list = byId("conversations", HTMLElement);
+  #nav = byId("sidebar", HTMLElement);
+  #pane = byId("pane", HTMLElement);
+  #toggle = byId("sidebar-toggle", HTMLButtonElement);
+  /** @type {string | null} */
+  #renamed = null;
+  #draw = () => {};
+
+  /**
+   * @param {object} deeds
+   * @param {() => void} deeds.begin
+   * @param {(id: string) => void} deeds.open
+   * @param {(id: string, title: string) => void} deeds.rename
+   * @param {(conversation: Conversation) => void} deeds.remove
+   */
+  constructor(deeds) {
+    this.deeds = deeds;
+    byId("new-chat", HTMLButtonElement).addEventListener("click", () => {
+      deeds.begin();
+      this.closeIfNarrow();
+    });
+    this.#toggle.addEventListener("click", () => this.show(!this.isShown));
+    byId("sidebar-close", HTMLButtonElement).addEventListener("click", () => this.show(false));
+    byId("scrim", HTMLElement).addEventListener("click", () => this.show(false));
+    this.#nav.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && NARROW.matches) this.show(false);
+    });
+    NARROW.addEventListener("change", () => this.#apply(!NARROW.matches && preferences().isSidebarShown));
+    this.#apply(!NARROW.matches && preferences().isSidebarShown);
+  }
+
+  get isShown() {
+    return !this.#nav.hidden;
+  }
+
+  /** @param {boolean} isShown */
+  show(isShown) {
+    this.#apply(isShown);
+    if (!NARROW.matches) prefer({ isSidebarShown: isShown });
+    if (isShown) byId("new-chat", HTMLButtonElement).focus();
+    else this.#toggle.focus();
+  }
+
+  closeIfNarrow() {
+    if (NARROW.matches && this.isShown) this.#apply(false);
+  }
+
+  /** @param {boolean} isShown */
+  #apply(isShown) {
+    this.#nav.hidden = !isShown;
+    this.#toggle.setAttribute("aria-expanded", String(isShown));
+    this.#toggle.hidden = isShown && !NARROW.matches;
+    // On a phone the list lies over the page, which must not be reached beneath it.
+    this.#pane.inert = isShown && NARROW.matches;
+    byId("scrim", HTMLElement).hidden = !this.#pane.inert;
+  }
+
+  /**
+   * @param {readonly Conversation[]} conversations
+   * @param {string | null} current
+   * @param {ReadonlySet<string>} busy  those in which an answer is being made
+   */
+  draw(conversations, current, busy) {
+    this.#draw = () => this.draw(conversations, current, busy);
+    const focused = document.activeElement?.closest("[data-conversation]");
+    const focus = focused instanceof HTMLElement && this.#list.contains(focused) ? focused.dataset : null;
+    // What is being typed is not drawn away.
+    if (this.#renamed !== null && this.#list.querySelector("input")) return;
+    const now = new Date();
+    /** @type {Map<string, HTMLElement[]>} */
+    const days = new Map();
+    for (const each of conversations) {
+      const day = dayName(each.updatedAt, now);
+      days.set(day, [...(days.get(day) ?? []), this.#item(each, each.id === current, busy.has(each.id))]);
+    }
+    const groups = [...days].map(([day, items]) =>
+      el("section", {}, el("h2", {}, day), el("ul", { role: "list" }, ...items)),
+    );
+    const nothing = el("p", { class: "hint" }, "Conversations are listed here.");
+    this.#list.replaceChildren(...(groups.length ? groups : [nothing]));
+    if (focus) {
+      const item = this.#list.querySelector(`[data-conversation="${focus.conversation}"] button`);
+      if (item instanceof HTMLElement) item.focus();
+    }
+  }
+
+  /** @param {Conversation} conversation @param {boolean} isCurrent @param {boolean} isBusy */
+  #item(conversation, isCurrent, isBusy) {
+    const open = () => {
+      this.deeds.open(conversation.id);
+      this.closeIfNarrow();
+    };
+    const title = el("button", { type: "button", class: "conversation", click: open }, conversation.title);
+    title.title = conversation.title;
+    if (isCurrent) title.setAttribute("aria-current", "page");
+    const rename = iconButton("edit", `Rename ${conversation.title}`, () => this.#rename(conversation, item));
+    const remove = iconButton("trash", `Delete ${conversation.title}`, () => this.deeds.remove(conversation));
+    const live = isBusy ? el("span", { class: "live", role: "img", "aria-label": "being answered" }) : null;
+    const item = el("li", { "data-conversation": conversation.id }, title, live, rename, remove);
+    item.classList.toggle("is-current", isCurrent);
+    return item;
+  }
+
+  /** @param {Conversation} conversation @param {HTMLElement} item */
+  #rename(conversation, item) {
+    this.#renamed = conversation.id;
+    const input = el("input", { type: "text", "aria-label": "New name", maxlength: "200" });
+    input.value = conversation.title;
+    /** @param {boolean} isWanted */
+    const end = (isWanted) => {
+      if (this.#renamed === null) return;
+      this.#renamed = null;
+      const title = input.value.trim();
+      if (isWanted && title && title !== conversation.title) this.deeds.rename(conversation.id, title);
+      this.#draw();
+      const again = this.#list.querySelector(`[data-conversation="${conversation.id}"] button`);
+      if (again instanceof HTMLElement) again.focus();
+    };
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.isComposing) end(true);
+      if (event.key === "Escape") end(false);
+      event.stopPropagation();
+    });
+    input.addEventListener("blur", () => end(true));
+    item.replaceChildren(input);
+    input.select();
+  }
+}
