@@ -194,6 +194,8 @@ class Worker:
             destinations,
             lambda share: progress("loading weights", share),
         )
+        # Views that would keep each matrix beside its packed form until all are packed.
+        del destinations
         if spec.compile == "none":
             model.pack()
         return model, weights_bytes

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from tiny_model import make_tiny_model
 
 torch = pytest.importorskip("torch")
 
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
 from streamserve.worker.models.cpu_product import cpu_product  # noqa: E402
 from streamserve.worker.models.linear import Linear  # noqa: E402
+from streamserve.worker.spec import WorkerSpec  # noqa: E402
+from streamserve.worker.worker import Worker  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -66,3 +74,24 @@ def test_an_operator_that_this_build_lacks_means_the_plain_product(monkeypatch):
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", absent)
     assert cpu_product(torch.zeros((512, 512), dtype=torch.bfloat16), None) is None
+
+
+def test_a_worker_gives_each_matrix_up_as_soon_as_it_is_packed(
+    tmp_path: Path, spec_for: Callable[..., WorkerSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a model takes twice its memory while it is loaded."""
+    outlived = []
+    pack = Linear.pack
+
+    def watched(projection: Linear) -> None:
+        memory = StorageWeakRef(projection.weight.untyped_storage())
+        pack(projection)
+        if not hasattr(projection, "weight"):
+            outlived.append(not memory.expired())
+
+    monkeypatch.setattr(Linear, "pack", watched)
+    folder = make_tiny_model(tmp_path / "model", hidden_size=128, intermediate_size=640)
+    Worker(spec_for(folder, dtype="bfloat16")).start(lambda what, share: None)
+    if not outlived:
+        pytest.skip("this build of torch packs no weights")
+    assert not any(outlived)

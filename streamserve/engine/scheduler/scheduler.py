@@ -284,6 +284,9 @@ class Scheduler:
             return None
         slots, counts = grown
         runs = counts > 0
+        if len(slots) and not runs.any():
+            # All that were to run had to give way, to some that were not: the step is for these now.
+            return self._bring_forward(document_tokens)
         return grown if runs.all() else (slots[runs], counts[runs])
 
     def _launch(

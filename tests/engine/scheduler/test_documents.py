@@ -78,6 +78,20 @@ def test_once_read_a_document_decodes_like_anybody():
     assert harness.scheduler.mix.num_document_tokens == 0
 
 
+def test_when_those_beside_a_paced_document_give_way_it_goes_on():
+    """Nothing would run in that step otherwise, and nobody would ask for another one."""
+    harness = Harness(limits(num_blocks=20, block_size=4, max_model_len=80, max_num_batched_tokens=8))
+    read = harness.add(prompt(60, 1), max_tokens=2, ignore_eos=True)
+    harness.step()
+    harness.document_tokens = 0
+    harness.add(prompt(4, 2), max_tokens=70, ignore_eos=True)
+    while not harness.scheduler.statistics().preemptions:
+        assert harness.step() is not None
+    assert ran(harness, read) > 0
+    harness.run()
+    harness.check()
+
+
 def test_a_paced_document_gives_way_when_memory_is_short():
     small = limits(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=24, max_model_len=96, block_size=4)
     harness = Harness(small)
