@@ -1,4 +1,4 @@
-"""The command line: `serve`, `chat` and `complete`. Each loads only what it needs, and none loads torch."""
+"""The command line. Each command loads only what it needs, and none loads torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import streamserve
 from streamserve import config
+from streamserve.bench import options as bench_options
 from streamserve.errors import ConfigError, StreamserveError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_chat(commands)
     _add_complete(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -96,6 +98,20 @@ def _add_complete(commands: Any) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
     _add_request_options(parser, max_tokens=COMPLETE_MAX_TOKENS)
     parser.set_defaults(run=_complete)
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser("bench", help="measure a running server", allow_abbrev=False)
+    benchmarks = bench.add_subparsers(metavar="BENCHMARK", required=True)
+    parser = benchmarks.add_parser(
+        "serve",
+        help="latencies and throughput of streamed answers",
+        description="Sends requests to a running server and reports latencies and throughput. Options, names "
+        "and definitions are those of `vllm bench serve`. A key is taken from OPENAI_API_KEY.",
+        allow_abbrev=False,
+    )
+    bench_options.add_arguments(parser)
+    parser.set_defaults(run=_bench_serve)
 
 
 def _add_request_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
@@ -142,3 +158,10 @@ def _complete(arguments: argparse.Namespace) -> int:
     from streamserve.terminal import complete
 
     return complete(arguments.url, _request_options(arguments), arguments.prompt)
+
+
+def _bench_serve(arguments: argparse.Namespace) -> int:
+    options = bench_options.check(arguments, config.client_api_key())
+    from streamserve.bench.serve import serve
+
+    return serve(options)

@@ -7,6 +7,7 @@ This is the only room that reads the environment. Each other room is handed its 
 """
 
 from streamserve.config.cache_folder import cache_root
+from streamserve.config.client import client_api_key
 from streamserve.config.http import ApiConfig, AuthConfig, ServerConfig, TlsConfig
 from streamserve.config.options import parse_bytes, parse_count
 from streamserve.config.sections import (
@@ -34,6 +35,7 @@ __all__ = [
     "WorkerConfig",
     "add_arguments",
     "cache_root",
+    "client_api_key",
     "documentation",
     "load",
     "page",

@@ -1,0 +1,135 @@
+"""`streamserve bench serve`, from a checked command line to the exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvloop
+from tqdm import tqdm
+
+from streamserve.bench import report
+from streamserve.bench.arrivals import RampUp, arrival_times
+from streamserve.bench.connection import Address, ConnectionPool
+from streamserve.bench.datasets import Dataset, PrefixRepetition, RandomLengths, Sample, make_samples
+from streamserve.bench.metrics import calculate
+from streamserve.bench.options import Options
+from streamserve.bench.run import Form, Sender, run, wait_ready
+from streamserve.bench.server import first_model, server_count
+from streamserve.bench.timing import Clock, Outcome
+from streamserve.bench.words import TextMaker
+from streamserve.errors import ConfigError, RequestFailed
+
+_SHOWN_ERRORS = 10
+
+
+def serve(options: Options, clock: Clock = time.perf_counter) -> int:
+    """Measures the server, prints the figures and returns the exit code: 1 if no request succeeded.
+
+    Raises:
+        ConfigError: an option is wrong, or a file cannot be read or written.
+        RequestFailed: the server cannot be reached, or answers nothing.
+    """
+    raw = options.raw
+    address = Address.of(options.base_url, options.endpoint)
+    with httpx.Client(
+        base_url=options.base_url,
+        headers=options.headers,
+        verify=not raw.insecure,
+        timeout=30.0,
+        trust_env=False,
+    ) as client:
+        model = raw.model or first_model(client)
+        count, tokenizer = _counter(raw.tokenizer, client, raw.served_model_name or model)
+        samples = make_samples(_dataset(options), TextMaker(count))
+    form = Form(options.is_chat, raw.served_model_name or model, options.body)
+    say(f"{len(samples)} requests to {options.base_url}{options.endpoint}, model {model}")
+    outcomes, duration_s = uvloop.run(_measure(options, address, form, samples, clock))
+    metrics = calculate(outcomes, duration_s, options.percentiles, options.goodput)
+    result = report.Result(model, tokenizer, outcomes, duration_s, metrics, datetime.now().astimezone())
+    for number, outcome in enumerate([each for each in outcomes if not each.is_success][:_SHOWN_ERRORS]):
+        say(f"Error {number}: {outcome.error}")
+    print(report.table(options, result), flush=True)
+    if path := report.save(options, result):
+        say(f"written: {path}")
+    return 0 if metrics.completed else 1
+
+
+def say(text: str) -> None:
+    """Tells on stderr how things go."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _counter(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[Callable[[str], int], str]:
+    """What counts the tokens of a text, and the name of its tokenizer."""
+    if tokenizer is None:
+        return server_count(client, model, say), model
+    from tokenizers import Tokenizer
+
+    path = Path(tokenizer)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        loaded: Any = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    # The library raises bare exceptions.
+    except Exception as error:
+        raise ConfigError(f"--tokenizer: cannot read {path}: {error}") from error
+    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids), tokenizer
+
+
+def _dataset(options: Options) -> Dataset:
+    raw = options.raw
+
+    def first(*values: int | None) -> int:
+        return next(value for value in values if value is not None)
+
+    return Dataset(
+        name=raw.dataset_name,
+        num_prompts=raw.num_prompts,
+        seed=raw.seed,
+        random=RandomLengths(
+            first(raw.input_len, raw.random_input_len),
+            first(raw.output_len, raw.random_output_len),
+            raw.random_range_ratio,
+            raw.random_prefix_len,
+        ),
+        prefixes=PrefixRepetition(
+            raw.prefix_repetition_prefix_len,
+            raw.prefix_repetition_suffix_len,
+            raw.prefix_repetition_num_prefixes,
+            first(raw.output_len, raw.prefix_repetition_output_len),
+        ),
+        sharegpt_output_len=raw.sharegpt_output_len if raw.output_len is None else raw.output_len,
+    )
+
+
+async def _measure(
+    options: Options, address: Address, form: Form, samples: Sequence[Sample], clock: Clock
+) -> tuple[list[Outcome], float]:
+    raw = options.raw
+    ramp_up = None
+    if raw.ramp_up_strategy is not None:
+        ramp_up = RampUp(raw.ramp_up_strategy, raw.ramp_up_start_rps, raw.ramp_up_end_rps)
+    rng = np.random.default_rng(raw.seed)
+    times = arrival_times(len(samples), raw.request_rate, raw.burstiness, rng, ramp_up)
+    async with ConnectionPool(address, options.headers, clock, verifies=not raw.insecure) as pool:
+        await _warm_up(options, Sender(pool, form, clock), samples)
+        with tqdm(total=len(samples), disable=raw.disable_tqdm, file=sys.stderr, unit="req") as bar:
+            sender = Sender(pool, form, clock, raw.request_id_prefix)
+            return await run(sender, samples, times, raw.max_concurrency, on_end=bar.update)
+
+
+async def _warm_up(options: Options, sender: Sender, samples: Sequence[Sample]) -> None:
+    raw = options.raw
+    if raw.ready_check_timeout_sec > 0.0:
+        problem = await wait_ready(sender, samples[0], raw.ready_check_timeout_sec)
+        if problem:
+            raise RequestFailed(f"{options.base_url}{options.endpoint} gives no answer: {problem}")
+    if raw.num_warmups:
+        chosen = [samples[0]] * raw.num_warmups
+        await run(sender, chosen, [0.0] * len(chosen), raw.max_concurrency, on_end=lambda: None)
