@@ -22,7 +22,7 @@ def first_model(client: httpx.Client) -> str:
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
         raise RequestFailed(
-            f"{client.base_url}v1/models answers {error.response.status_code}; keys go into OPENAI_API_KEY."
+            f"{client.base_url}/v1/models answers {error.response.status_code}; keys go into OPENAI_API_KEY."
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestFailed(f"cannot reach {client.base_url}: {error}") from error
