@@ -9,72 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 
+from streamserve.bench.http import MOST_OF_A_REFUSAL, Address, Answer, OnBody, request_head
 from streamserve.bench.timing import Clock
-from streamserve.errors import ConfigError
-
-OnBody = Callable[[float, bytes], None]
-
-_MOST_OF_A_REFUSAL = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where requests go.
-
-    Attributes:
-        host, port: of the server.
-        path: of the URL.
-        is_secure: over TLS.
-    """
-
-    host: str
-    port: int
-    path: str
-    is_secure: bool
-
-    @classmethod
-    def of(cls, base_url: str, path: str) -> Address:
-        """The address of `path` on the server at `base_url`.
-
-        Raises:
-            ConfigError: `base_url` is no http:// or https:// address.
-        """
-        try:
-            parts = urlsplit(base_url)
-            port = parts.port
-        except ValueError:
-            raise ConfigError(f"--base-url: {base_url} has no valid port.") from None
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"--base-url: {base_url} does not begin with http:// or https:// and a host.")
-        is_secure = parts.scheme == "https"
-        return cls(
-            parts.hostname, port or (443 if is_secure else 80), parts.path.rstrip("/") + path, is_secure
-        )
-
-    @property
-    def netloc(self) -> str:
-        """Host and port as in a Host header."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer that has ended.
-
-    Attributes:
-        status: of HTTP.
-        refusal: the body, if the status is not 200; a long one is cut.
-    """
-
-    status: int
-    refusal: bytes
 
 
 class Connection(asyncio.Protocol):
@@ -145,7 +86,7 @@ class Connection(asyncio.Protocol):
         """Called by the parser for each piece. Hot."""
         if self._parser.get_status_code() == 200:
             self._on_body(self._now, body)
-        elif len(self._refusal) < _MOST_OF_A_REFUSAL:
+        elif len(self._refusal) < MOST_OF_A_REFUSAL:
             self._refusal += body
 
     def on_message_complete(self) -> None:
@@ -190,10 +131,7 @@ class ConnectionPool:
         if self._tls is not None and not verifies:
             self._tls.check_hostname = False
             self._tls.verify_mode = ssl.CERT_NONE
-        fields = {"Host": address.netloc, "Content-Type": "application/json", "Accept": "text/event-stream"}
-        self._head = f"POST {address.path} HTTP/1.1\r\n" + "".join(
-            f"{name}: {value}\r\n" for name, value in {**fields, **headers}.items()
-        )
+        self._head = request_head(address, headers)
 
     async def __aenter__(self) -> ConnectionPool:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ from tqdm import tqdm
 
 from streamserve.bench import report
 from streamserve.bench.arrivals import RampUp, arrival_times
-from streamserve.bench.connection import Address, ConnectionPool
+from streamserve.bench.connection import ConnectionPool
 from streamserve.bench.datasets import Dataset, PrefixRepetition, RandomLengths, Sample, make_samples
+from streamserve.bench.http import Address
 from streamserve.bench.metrics import calculate
 from streamserve.bench.options import Options
 from streamserve.bench.run import Form, Sender, run, wait_ready
-from streamserve.bench.server import first_model, server_count
+from streamserve.bench.server import first_model, word_costs
 from streamserve.bench.timing import Clock, Outcome
-from streamserve.bench.words import TextMaker
+from streamserve.bench.words import Costs, TextMaker, costs_by
 from streamserve.errors import ConfigError, RequestFailed
 
 _SHOWN_ERRORS = 10
@@ -46,8 +47,8 @@ def serve(options: Options, clock: Clock = time.perf_counter) -> int:
         trust_env=False,
     ) as client:
         model = raw.model or first_model(client)
-        count, tokenizer = _counter(raw.tokenizer, client, raw.served_model_name or model)
-        samples = make_samples(_dataset(options), TextMaker(count))
+        costs, tokenizer = _costs(raw.tokenizer, client, raw.served_model_name or model)
+    samples = make_samples(_dataset(options), TextMaker(costs))
     form = Form(options.is_chat, raw.served_model_name or model, options.body)
     say(f"{len(samples)} requests to {options.base_url}{options.endpoint}, model {model}")
     outcomes, duration_s = uvloop.run(_measure(options, address, form, samples, clock))
@@ -66,10 +67,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _counter(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[Callable[[str], int], str]:
-    """What counts the tokens of a text, and the name of its tokenizer."""
+def _costs(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[Costs, str]:
+    """What words cost, and the name of the tokenizer that says so."""
     if tokenizer is None:
-        return server_count(client, model, say), model
+        return word_costs(client, model, say), model
     from tokenizers import Tokenizer
 
     path = Path(tokenizer)
@@ -79,7 +80,7 @@ def _counter(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[C
     # The library raises bare exceptions.
     except Exception as error:
         raise ConfigError(f"--tokenizer: cannot read {path}: {error}") from error
-    return lambda text: len(loaded.encode(text, add_special_tokens=False).ids), tokenizer
+    return costs_by(lambda text: len(loaded.encode(text, add_special_tokens=False).ids)), tokenizer
 
 
 def _dataset(options: Options) -> Dataset:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 
-from streamserve.bench.words import USUAL_COST
+from streamserve.bench.words import USUAL_COST, WORDS, Costs
 from streamserve.errors import RequestFailed
+
+# As text, in byte-level vocabularies, and in SentencePiece's.
+_SPACES = (" ", "Ġ", "▁")
 
 
 def first_model(client: httpx.Client) -> str:
@@ -30,24 +33,43 @@ def first_model(client: httpx.Client) -> str:
         raise RequestFailed(f"{client.base_url} lists no models; name one with --model.") from error
 
 
-def server_count(client: httpx.Client, model: str, say: Callable[[str], None]) -> Callable[[str], int]:
-    """Counts tokens by the server's /tokenize; as one for each text where it has none.
+def context_length(client: httpx.Client, model: str) -> int | None:
+    """Most tokens of a request to `model`, as the server lists it; None if it does not say."""
+    try:
+        models = client.get("/v1/models").raise_for_status().json()["data"]
+        return next((entry.get("max_model_len") for entry in models if entry["id"] == model), None)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def word_costs(client: httpx.Client, model: str, say: Callable[[str], None]) -> Costs:
+    """What words cost by the server's /tokenize; `USUAL_COST` each where it has none, or cuts text otherwise.
 
     Args:
         client: for the server.
         model: whose tokens are counted.
         say: told about a server that cannot count.
     """
-
-    def count(text: str) -> int:
-        body = {"model": model, "prompt": text, "add_special_tokens": False}
-        response = client.post("/tokenize", json=body)
-        response.raise_for_status()
-        return int(response.json()["count"])
-
+    text = "".join(f" {word}" for word in WORDS)
+    body = {"model": model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
     try:
-        count(" word")
-    except (httpx.HTTPError, ValueError, LookupError, TypeError):
-        say("the server has no /tokenize: prompts have a word for each token (see --tokenizer)")
-        return lambda text: USUAL_COST
-    return count
+        tokens = client.post("/tokenize", json=body).raise_for_status().json()["token_strs"]
+        counts = [len(word) for word in _words(tokens)]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        counts = []
+    if len(counts) != len(WORDS):
+        say("the server does not say how it cuts words: prompts have a word for each token (see --tokenizer)")
+        return dict.fromkeys(WORDS, USUAL_COST)
+    return dict(zip(WORDS, counts, strict=True))
+
+
+def _words(tokens: Sequence[str]) -> Iterator[list[str]]:
+    """The tokens of each word; one begins at a space, however the vocabulary writes that."""
+    word: list[str] = []
+    for token in tokens:
+        if token.startswith(_SPACES) and word:
+            yield word
+            word = []
+        word.append(token)
+    if word:
+        yield word

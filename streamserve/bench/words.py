@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 WORDS = tuple(
     """about above after again air all also animal another answer any apple around ask away back because
@@ -26,20 +26,25 @@ WORDS = tuple(
 )
 # What one of these words costs where nobody can say.
 USUAL_COST = 1
+Costs = Mapping[str, int]
+
+
+def costs_by(count: Callable[[str], int]) -> Costs:
+    """The costs of all words, by what counts the tokens of a text."""
+    return {word: count(f" {word}") for word in WORDS}
 
 
 class TextMaker:
     """Makes up text: tokenizers cut it at spaces first, so the tokens of its words add up.
 
     Args:
-        count: tokens of a text that begins with a space.
-        words: to choose from.
+        costs: tokens of each word to choose from, with a space before it.
     """
 
-    def __init__(self, count: Callable[[str], int], words: Iterable[str] = WORDS) -> None:
-        costs = sorted((max(count(f" {word}"), 1), f" {word}") for word in words)
-        self._costs = [cost for cost, _ in costs]
-        self._words = [word for _, word in costs]
+    def __init__(self, costs: Costs) -> None:
+        ordered = sorted((max(cost, 1), f" {word}") for word, cost in costs.items())
+        self._costs = [cost for cost, _ in ordered]
+        self._words = [word for _, word in ordered]
 
     def make(self, num_tokens: int, rng: random.Random) -> str:
         """Text of `num_tokens` tokens; of a few less where no word is short enough for the rest."""

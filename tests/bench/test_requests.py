@@ -20,7 +20,7 @@ from streamserve.bench.datasets import (
     sharegpt_lengths,
 )
 from streamserve.bench.names import DATASET_NAMES
-from streamserve.bench.words import WORDS, TextMaker
+from streamserve.bench.words import WORDS, TextMaker, costs_by
 
 
 def rng() -> np.random.Generator:
@@ -61,20 +61,20 @@ def count(text: str) -> int:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 7, 1000])
 def test_text_has_the_tokens_asked_for(num_tokens: int) -> None:
-    text = TextMaker(count).make(num_tokens, random.Random(0))
+    text = TextMaker(costs_by(count)).make(num_tokens, random.Random(0))
     assert count(text) == num_tokens
     assert set(text.split()) <= set(WORDS)
 
 
 def test_text_is_never_longer_than_asked_for() -> None:
-    assert TextMaker(lambda text: 3).make(8, random.Random(0)).count(" ") == 2
-    assert TextMaker(lambda text: 3).make(2, random.Random(0)) == ""
+    assert TextMaker(dict.fromkeys(WORDS, 3)).make(8, random.Random(0)).count(" ") == 2
+    assert TextMaker(dict.fromkeys(WORDS, 3)).make(2, random.Random(0)) == ""
 
 
 def samples_of(name: str, **more: object) -> list[tuple[str, int, int]]:
     dataset = Dataset(name, num_prompts=200, seed=3, **more)
-    samples = make_samples(dataset, TextMaker(count))
-    assert samples == make_samples(dataset, TextMaker(count))
+    samples = make_samples(dataset, TextMaker(costs_by(count)))
+    assert samples == make_samples(dataset, TextMaker(costs_by(count)))
     assert [count(sample.prompt) for sample in samples] == [sample.prompt_len for sample in samples]
     return [(sample.prompt, sample.prompt_len, sample.output_len) for sample in samples]
 

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from bench.scripted_stream import DONE, OK, ScriptedClock, ScriptedStream, completion, scripted_server
 
-from streamserve.bench.connection import Address, ConnectionPool
+from streamserve.bench.connection import ConnectionPool
 from streamserve.bench.datasets import Sample
+from streamserve.bench.http import Address
 from streamserve.bench.run import Form, Sender, run, wait_ready
 
 SAMPLES = [Sample(f"prompt {number}", 1, 1) for number in range(4)]

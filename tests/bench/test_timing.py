@@ -18,8 +18,9 @@ from bench.scripted_stream import (
     usage,
 )
 
-from streamserve.bench.connection import Address, ConnectionPool
+from streamserve.bench.connection import ConnectionPool
 from streamserve.bench.datasets import Sample
+from streamserve.bench.http import Address
 from streamserve.bench.run import Form, Sender
 from streamserve.bench.timing import Outcome, StreamTimer
 

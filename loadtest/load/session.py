@@ -1,0 +1,187 @@
+"""One load test: what locust's events mean for it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gevent
+import httpx
+from locust import LoadTestShape
+from locust.runners import MasterRunner, WorkerRunner
+from locust.stats import CSV_STATS_INTERVAL_SEC
+
+from loadtest.load import recorder
+from loadtest.load.arrivals import Shape
+from loadtest.load.mixes import Mix
+from loadtest.load.options import Settings
+from loadtest.load.plot import plot
+from loadtest.load.summary import Summary, table, write_csv
+from loadtest.load.timeline import Counts, Timeline
+from streamserve.bench.server import context_length, first_model, word_costs
+from streamserve.bench.words import TextMaker
+from streamserve.errors import StreamserveError
+
+_SAMPLE_S = 1.0
+_WRONG_OPTIONS = 2
+_log = logging.getLogger(__name__)
+# It would tell of each request of its own.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+class UserShape(LoadTestShape):
+    """A `Shape` as locust wants it."""
+
+    # locust would take any shape that it finds, whatever the options say.
+    abstract = True
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self._shape = shape
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users, and how many may start or stop a second."""
+        users = self._shape.users_at(self.get_run_time())
+        return None if users is None else (users, float(self._shape.users))
+
+
+class Session:
+    """What users share, from the start of a test to its report.
+
+    Args:
+        environment: locust's.
+
+    Attributes:
+        settings: the options.
+        mix: what is asked, while a test runs.
+        model: who is asked.
+    """
+
+    mix: Mix
+    model: str
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self.settings = Settings.of(environment.parsed_options)
+        self._timeline = Timeline()
+        self._begun = self._cpu = 0.0
+        self._summary: Summary | None = None
+        self._sampler: gevent.Greenlet | None = None
+
+    def attach(self) -> None:
+        """Makes users, shape and statistics what the options say, and listens to the events."""
+        environment = self._environment
+        recorder.use_fine_buckets()
+        for user_class in list(environment.user_classes):
+            user_class.session = self
+            user_class.weight = self.settings.weights[user_class.transport]
+            if not user_class.weight:
+                environment.user_classes.remove(user_class)
+        if self.settings.shape is not None:
+            environment.shape_class = UserShape(self.settings.shape)
+            environment.shape_class.runner = environment.runner
+        environment.events.test_start.add_listener(self._on_start)
+        environment.events.test_stop.add_listener(self._on_stop)
+        environment.events.quitting.add_listener(self._on_quitting)
+        environment.events.quit.add_listener(self._on_quit)
+
+    def rng(self) -> random.Random:
+        """Chance for one more user: its own, and the same in each run with the same seed."""
+        return random.Random(self._seeds.random())
+
+    def _on_start(self, environment: Any, **_: Any) -> None:
+        if not isinstance(environment.runner, MasterRunner):
+            self._ask_server()
+        self._seeds = random.Random(f"{self.settings.seed}/{getattr(environment.runner, 'worker_index', 0)}")
+        self._timeline = Timeline()
+        self._begun, self._cpu = time.monotonic(), time.process_time()
+        if not isinstance(environment.runner, WorkerRunner):
+            self._sampler = gevent.spawn(self._sample)
+
+    def _ask_server(self) -> None:
+        """Finds out what prompts can be made of. Here, for the web page may have changed the host."""
+        settings = self.settings
+        headers = headers_of(settings)
+        try:
+            with httpx.Client(
+                base_url=self._environment.host or "", headers=headers, timeout=30.0, trust_env=False
+            ) as client:
+                self.model = settings.model or first_model(client)
+                lengths = settings.lengths.within(context_length(client, self.model))
+                maker = TextMaker(word_costs(client, self.model, _log.warning))
+        except (StreamserveError, httpx.InvalidURL) as error:
+            _log.error("The load test cannot begin: %s", error)
+            self._environment.process_exit_code = _WRONG_OPTIONS
+            self._environment.runner.quit()
+            raise
+        self.mix = Mix(settings.mix, lengths, maker, settings.seed)
+
+    def _sample(self) -> None:
+        before = Counts()
+        while True:
+            gevent.sleep(_SAMPLE_S)
+            now = recorder.counts(self._environment.stats, time.monotonic() - self._begun)
+            self._timeline.add(now.since(before, self._environment.runner.user_count))
+            before = now
+
+    def _on_stop(self, environment: Any, **_: Any) -> None:
+        if self._sampler is None:
+            return
+        self._sampler.kill()
+        self._sampler = None
+        duration_s = time.monotonic() - self._begun
+        cpu = (time.process_time() - self._cpu) / duration_s
+        if isinstance(environment.runner, MasterRunner):
+            cpu = max((client.cpu_usage / 100 for client in environment.runner.clients.values()), default=cpu)
+        self._summary = recorder.summary_of(environment.stats, duration_s, cpu)
+
+    def _on_quitting(self, environment: Any, **_: Any) -> None:
+        if self._summary is None:
+            return
+        prefix = environment.parsed_options.csv_prefix
+        if prefix:
+            # locust's own files are written now and then; let them see the end.
+            gevent.sleep(CSV_STATS_INTERVAL_SEC * 1.2)
+        self._write(self._summary, prefix)
+        thresholds = self.settings.thresholds
+        if (
+            thresholds.are_given
+            and environment.process_exit_code is None
+            and not environment.runner.exceptions
+        ):
+            missed = list(thresholds.missed(self._summary))
+            for line in missed:
+                _log.error("Threshold: %s", line)
+            # Errors are locust's to judge unless there is a threshold for them.
+            if missed or thresholds.max_error_rate is not None:
+                environment.process_exit_code = int(bool(missed))
+
+    def _write(self, summary: Summary, prefix: str | None) -> None:
+        picture = Path(self.settings.plot or f"{prefix}_load.png")
+        if prefix:
+            write_csv(summary, Path(f"{prefix}_summary.csv"))
+        if (prefix or self.settings.plot) and self._timeline.samples:
+            peak = max(sample.users for sample in self._timeline.samples)
+            plot(self._timeline.samples, summary, picture, f"{peak} users, {self._what()}")
+            _log.info("Picture: %s", picture)
+
+    def _what(self) -> str:
+        settings = self.settings
+        how = "closed loop"
+        if settings.is_open_loop:
+            how = f"Poisson, {settings.request_rate:g} requests/s each"
+        who = " and ".join(name for name, weight in settings.weights.items() if weight)
+        return f"{who}, {how}, {' + '.join(settings.mix)}"
+
+    def _on_quit(self, **_: Any) -> None:
+        if self._summary is not None:
+            print(f"\n{table(self._summary)}\n", file=sys.stderr, flush=True)
+
+
+def headers_of(settings: Settings) -> dict[str, str]:
+    """The headers of every request."""
+    return {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
