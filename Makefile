@@ -3,13 +3,14 @@
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+HOST ?=
 
 PY = PYTHONPATH="$(CURDIR)" .venv/bin/python
 BENCHES = $(basename $(notdir $(shell grep -l '__main__' loadtest/micro/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-smollm2 test-heavy test-clients test-browser check check-format check-lint check-types \
-	check-imports check-shape check-web format bench lock clean
+.PHONY: help serve test test-smollm2 test-heavy test-clients test-browser test-loadtest check check-format check-lint \
+	check-types check-imports check-shape check-web format bench loadtest lock clean
 
 help:
 	@echo 'make serve         start a server (PORT=8000, MODEL=folder, GGUF file or hub id, ARGS="--flags")'
@@ -19,9 +20,11 @@ help:
 	@echo 'make test-clients  the tests with other clients and with our own as packages, in Python and node'
 	@echo 'make test-browser  the tests of the web pages; needs Chromium and node (apt-get install chromium nodejs)'
 	@echo 'make check-web     types of the web pages'"'"' scripts; needs npm'
+	@echo 'make test-loadtest the tests of the load test, with locust'
 	@echo 'make check         format, lint, types, imports, shape: what CI wants'
 	@echo 'make format        put the code in the form that make check wants'
 	@echo 'make bench         the micro-benchmarks'
+	@echo 'make loadtest      users that chat with a server (HOST=http://…; else one is started on MODEL), ARGS="--flags"'
 	@echo 'make lock          renew requirements/lock.txt'
 	@echo 'make clean         remove caches and the link to the environment'
 
@@ -56,6 +59,10 @@ test-browser:
 check-web:
 	cd clients/web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent check
 
+test-loadtest:
+	@scripts/setup_env.sh test loadtest
+	$(PY) -m pytest -m loadtest $(ARGS)
+
 check: check-format check-lint check-types check-imports check-shape
 
 check-format check-lint check-types check-imports check-shape: .check-env
@@ -87,6 +94,12 @@ format:
 bench:
 	@scripts/setup_env.sh test bench
 	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m loadtest.micro.$$name || exit 1; done
+
+# -u and what else ARGS says win over these.
+loadtest:
+	@scripts/setup_env.sh serve loadtest
+	@mkdir -p build/loadtest
+	@$(PY) -m loadtest.load.serving "$(HOST)" "$(MODEL)" --headless -u 16 -r 16 -t 60s --csv build/loadtest/run $(ARGS)
 
 lock:
 	scripts/update_lock.sh $(TORCH)

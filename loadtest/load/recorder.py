@@ -55,11 +55,11 @@ class Recorder:
             entry.log(None, 0)
 
     def request(self, kind: str, milliseconds: float, num_bytes: int, error: Exception | None) -> None:
-        """A whole answer, or a failure: a request in locust's sense."""
+        """A whole answer, or a failure, whose time says nothing: a request in locust's sense."""
         self._environment.events.request.fire(
             request_type=self._transport,
             name=kind,
-            response_time=milliseconds,
+            response_time=None if error else milliseconds,
             response_length=num_bytes,
             exception=error,
             context={},

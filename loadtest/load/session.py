@@ -68,13 +68,16 @@ class Session:
         self._environment = environment
         self.settings = Settings.of(environment.parsed_options)
         self._timeline = Timeline()
-        self._begun = self._cpu = 0.0
+        self._begun = self._cpu = self._worker_cpu = 0.0
         self._summary: Summary | None = None
         self._sampler: gevent.Greenlet | None = None
 
     def attach(self) -> None:
         """Makes users, shape and statistics what the options say, and listens to the events."""
         environment = self._environment
+        # Timers count from the loop's idea of now. It is as old as the imports, and --run-time would be short
+        # of them.
+        gevent.get_hub().loop.update_now()
         recorder.use_fine_buckets()
         for user_class in list(environment.user_classes):
             user_class.session = self
@@ -98,7 +101,7 @@ class Session:
             self._ask_server()
         self._seeds = random.Random(f"{self.settings.seed}/{getattr(environment.runner, 'worker_index', 0)}")
         self._timeline = Timeline()
-        self._begun, self._cpu = time.monotonic(), time.process_time()
+        self._begun, self._cpu, self._worker_cpu = time.monotonic(), time.process_time(), 0.0
         if not isinstance(environment.runner, WorkerRunner):
             self._sampler = gevent.spawn(self._sample)
 
@@ -127,6 +130,12 @@ class Session:
             now = recorder.counts(self._environment.stats, time.monotonic() - self._begun)
             self._timeline.add(now.since(before, self._environment.runner.user_count))
             before = now
+            self._worker_cpu = max(self._worker_cpu, *self._cpu_of_workers())
+
+    def _cpu_of_workers(self) -> list[float]:
+        runner = self._environment.runner
+        clients = runner.clients.values() if isinstance(runner, MasterRunner) else ()
+        return [0.0, *(client.cpu_usage / 100 for client in clients)]
 
     def _on_stop(self, environment: Any, **_: Any) -> None:
         if self._sampler is None:
@@ -134,9 +143,7 @@ class Session:
         self._sampler.kill()
         self._sampler = None
         duration_s = time.monotonic() - self._begun
-        cpu = (time.process_time() - self._cpu) / duration_s
-        if isinstance(environment.runner, MasterRunner):
-            cpu = max((client.cpu_usage / 100 for client in environment.runner.clients.values()), default=cpu)
+        cpu = max((time.process_time() - self._cpu) / duration_s, self._worker_cpu)
         self._summary = recorder.summary_of(environment.stats, duration_s, cpu)
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:

@@ -56,8 +56,12 @@ class WebSocketClient:
         self._closed_because = ""
         try:
             self._socket = connect(address, timeout_s)
+        except OSError as error:
+            raise StreamFailed(f"no WebSocket: {error}") from error
+        try:
             self._shake_hands(headers)
-        except (OSError, InvalidHandshake) as error:
+        except (OSError, EOFError, InvalidHandshake) as error:
+            self._socket.close()
             raise StreamFailed(f"no WebSocket: {error or type(error).__name__}") from error
         self._reader = threading.Thread(target=self._read, name="websocket", daemon=True)
         self._reader.start()
@@ -118,7 +122,6 @@ class WebSocketClient:
                 raise ConnectionError("the server closed the connection")
             self._protocol.receive_data(data)
             if self._protocol.handshake_exc is not None:
-                self._socket.close()
                 raise self._protocol.handshake_exc
 
     def _send(self, message: Mapping[str, Any]) -> None:
