@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 
 from loadtest.load.histogram import Histogram, percentile
 from loadtest.load.summary import Quantiles, Summary
-from loadtest.load.timeline import Sample
+from loadtest.load.timeline import Sample, coarsened
 
+# More of them, and a line shows chance instead of the run.
+_MOST_POINTS = 40
 _INK, _FAINT, _GRID = "#1f2933", "#616e7c", "#e4e7eb"
 _COLOURS = {50: "#2b7bba", 95: "#f0a202", 99: "#d1495b"}
 _AREA = "#2b7bba"
@@ -29,6 +31,7 @@ def plot(samples: Sequence[Sample], summary: Summary, path: Path, title: str) ->
         path: of the PNG file.
         title: what was tested.
     """
+    samples = coarsened(samples, _MOST_POINTS)
     figure = Figure(figsize=(10, 6.2), dpi=110, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, wspace=0.04, hspace=0.04)

@@ -41,16 +41,21 @@ class Timeline:
 
     def add(self, sample: Sample) -> None:
         """Takes in the next sample."""
-        self._samples.append(sample)
-        if len(self._samples) > self._most:
-            pairs = zip(self._samples[::2], self._samples[1::2], strict=False)
-            rest = self._samples[len(self._samples) // 2 * 2 :]
-            self._samples = [_join(*pair) for pair in pairs] + rest
+        self._samples = coarsened([*self._samples, sample], self._most)
 
     @property
     def samples(self) -> Sequence[Sample]:
         """From the start to the end."""
         return tuple(self._samples)
+
+
+def coarsened(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """No more than `most` samples: where there are more, each two neighbours become one."""
+    kept = list(samples)
+    while len(kept) > most:
+        pairs = zip(kept[::2], kept[1::2], strict=False)
+        kept = [_join(*pair) for pair in pairs] + kept[len(kept) // 2 * 2 :]
+    return kept
 
 
 def _join(first: Sample, second: Sample) -> Sample:
