@@ -95,7 +95,8 @@ class Settings:
 
 
 def _shape(options: Namespace) -> Shape | None:
-    if options.load_shape == "constant":
+    # Of several processes only the one that leads knows of a shape, and of a run time.
+    if options.load_shape == "constant" or options.worker:
         return None
     if not options.run_time:
         raise ValueError(f"--load-shape {options.load_shape} needs --run-time")
