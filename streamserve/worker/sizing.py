@@ -152,8 +152,18 @@ def largest_step(shape: BatchShape) -> tuple[StepDiff, StepDiff]:
 
 
 def _capture_some(graphs: GraphRunner) -> list[GraphsOfAKind]:
+    """What can be captured; that the rest cannot is no reason not to serve (`LazyCapture`).
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for one.
+    """
     kinds = []
-    for _, group in groupby(graphs.waiting, key=lambda graph: graph.mode):
-        kind = list(group)
-        kinds.append(GraphsOfAKind(len(kind), [graphs.capture(graph) for graph in kind[:_NUM_TRIED]]))
+    try:
+        for _, group in groupby(graphs.waiting, key=lambda graph: graph.mode):
+            kind = list(group)
+            kinds.append(GraphsOfAKind(len(kind), [graphs.capture(graph) for graph in kind[:_NUM_TRIED]]))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        logger.exception("capturing a graph failed; no memory is set aside for it and those behind it")
     return kinds

@@ -16,6 +16,8 @@ from streamserve.engine.step import StepDiff, StepResult
 from streamserve.errors import ConfigError
 from streamserve.sampling import SamplingParams
 from streamserve.worker.batch import BatchShape
+from streamserve.worker.graphs.graph import GraphError
+from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.graphs.tape import TapeGraphs
 from streamserve.worker.memory_profile import GraphsOfAKind, MemoryProfile
 from streamserve.worker.runner import ModelRunner
@@ -347,3 +349,24 @@ def test_no_memory_for_the_largest_step(
     monkeypatch.setattr(ModelRunner, "run", run)
     with pytest.raises(ConfigError, match="for a step of 48 tokens; lower --max-num-batched-tokens"):
         start(gpu_spec(spec_for, tiny_model))
+
+
+def test_graphs_that_cannot_be_captured(
+    tiny_model: Path,
+    spec_for: Callable[..., WorkerSpec],
+    on_a_gpu: CpuMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Steps run eagerly then, as they do if a capture fails while the server serves."""
+
+    def capture(*_: object) -> int:
+        raise GraphError("an operation that cannot be captured")
+
+    monkeypatch.setattr(GraphRunner, "capture", capture)
+    worker, facts = start(gpu_spec(spec_for, tiny_model))
+    assert facts.memory is not None
+    assert facts.memory.graphs < MIB
+    assert "an operation that cannot be captured" in caplog.text
+    assert generate(worker.execute) == generate(_plain(tiny_model, spec_for).execute)
+    assert worker.statistics()["graphs_captured"] == 0
