@@ -13,9 +13,16 @@ from streamserve.bootstrap import Bootstrap
 from streamserve.supervisor.reports import Report, ReportDecoder
 
 _READ_BYTES = 65536
-# OpenMP's idle threads otherwise spin for the next parallel region. On a machine whose cores are wanted by
-# anybody else (the frontend, say), that makes a step many times slower. The operator's own value wins.
-_CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Libraries of the engine read these when they are loaded. The operator's own values win.
+_CHILD_ENVIRONMENT = {
+    # OpenMP's idle threads otherwise spin for the next parallel region. On a machine whose cores are wanted
+    # by anybody else (the frontend, say), that makes a step many times slower.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # oneDNN, and torch above it, keep what they made for each shape of a product: up to a megabyte for each
+    # matrix and number of rows. Both would keep 1,024 of them.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+    "LRU_CACHE_CAPACITY": "256",
+}
 
 
 class ChildFailed(Exception):

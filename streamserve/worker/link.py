@@ -77,7 +77,7 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def upload(self, array: HostArray) -> torch.Tensor:
-        """`array` on the device, for use in this step; on a CPU it may be the same memory."""
+        """`array` on the device, for this step and those after it; on a CPU it may be the same memory."""
 
     @abstractmethod
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:

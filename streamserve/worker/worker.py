@@ -197,7 +197,10 @@ class Worker:
         # Views that would keep each matrix beside its packed form until all are packed.
         del destinations
         if spec.compile == "none":
-            model.pack()
+            try:
+                model.pack()
+            except (MemoryError, RuntimeError) as error:
+                raise ConfigError(f"{no_room}; take a smaller model") from error
         return model, weights_bytes
 
     def _batch(
