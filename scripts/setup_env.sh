@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment that this checkout needs, or finds the one that is there, and points .venv at it.
 #
-#   scripts/setup_env.sh [serve] [test] [check] [bench] [clients] [browser] [loadtest]
+#   scripts/setup_env.sh [serve] [test] [check] [bench] [clients] [browser] [loadtest] [deploy]
 #
 # Environments live outside the checkout, named by a hash of the dependencies and the Python version:
 # several checkouts share one, and a change of dependencies makes a new one. Settings, all optional:
