@@ -10,7 +10,7 @@ BENCHES = $(basename $(notdir $(shell grep -l '__main__' loadtest/micro/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-smollm2 test-heavy test-clients test-browser test-loadtest check check-format check-lint \
-	check-types check-imports check-shape check-web format bench loadtest lock clean
+	check-types check-imports check-shape check-web check-deploy check-docker format bench loadtest lock clean
 
 help:
 	@echo 'make serve         start a server (PORT=8000, MODEL=folder, GGUF file or hub id, ARGS="--flags")'
@@ -22,6 +22,8 @@ help:
 	@echo 'make check-web     types of the web pages'"'"' scripts; needs npm'
 	@echo 'make test-loadtest the tests of the load test, with locust'
 	@echo 'make check         format, lint, types, imports, shape: what CI wants'
+	@echo 'make check-deploy  lint the Dockerfile, compose.yaml, the Kubernetes manifest, the unit and the alerts'
+	@echo 'make check-docker  build the image in a clean Debian root and start it (root and debootstrap; minutes)'
 	@echo 'make format        put the code in the form that make check wants'
 	@echo 'make bench         the micro-benchmarks'
 	@echo 'make loadtest      users that chat with a server (HOST=http://…; else one is started on MODEL), ARGS="--flags"'
@@ -85,6 +87,13 @@ check-imports:
 
 check-shape:
 	$(PY) -m pytest -q tests/test_shape.py
+
+check-deploy:
+	@scripts/setup_env.sh deploy
+	scripts/check_deploy.sh
+
+check-docker:
+	scripts/check_dockerfile.sh $(ARGS)
 
 format:
 	@scripts/setup_env.sh check

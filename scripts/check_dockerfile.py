@@ -1,9 +1,9 @@
 """Builds a target of the Dockerfile without a container engine, and looks whether what comes out serves.
 
-Each stage is a folder that begins as a copy of a Debian root. Instructions are carried out in it with chroot; then
-the server is started as the image's user, on a root that it cannot write to and without /dev/shm, the image's own
-health check is run until it is content, and SIGTERM must end the server with 0. Called by check_dockerfile.sh, in a
-mount namespace of its own: all mounts end with the process.
+Each stage is a folder that begins as a copy of a Debian root. Instructions are carried out in it with chroot;
+then the server is started as the image's user, on a root that it cannot write to and without /dev/shm. The
+image's own health check is run until it is content, and SIGTERM must end the server with 0. All mounts end
+with the process: check_dockerfile.sh calls it in a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -95,36 +95,17 @@ class Builder:
 
     def _carry_out(self, image: Image, instruction: Instruction) -> None:
         started = time.monotonic()
-        match instruction.name:
-            case "RUN":
-                with mounted_system(image.root, self._host):
-                    code = image.run(["/bin/sh", "-c", instruction.value], self._host)
-                if code:
-                    raise SystemExit(f"error: Dockerfile:{instruction.line}: RUN ended with {code}")
-            case "COPY":
-                self._copy(image, instruction.words())
-            case "ENV" | "ARG":
-                for word in instruction.words():
-                    key, _, value = word.partition("=")
-                    image.env[key] = expand(value, image.env)
-            case "WORKDIR":
-                image.workdir = instruction.value
-                inside(image.root, image.workdir).mkdir(parents=True, exist_ok=True)
-            case "USER":
-                image.user = instruction.value
-            case "VOLUME":
-                image.volumes += instruction.value.split()
-            case "ENTRYPOINT":
-                image.entrypoint = instruction.command() or []
-            case "HEALTHCHECK":
-                image.healthcheck = instruction.command() or []
-            case "LABEL" | "EXPOSE" | "STOPSIGNAL":
-                pass
-            case other:
-                raise SystemExit(f"error: Dockerfile:{instruction.line}: {other} is not known to this check")
-        say(
-            f"{image.root.name}: {instruction.name} {instruction.value[:70]} ({time.monotonic() - started:.0f} s)"
-        )
+        if instruction.name == "RUN":
+            with mounted_system(image.root, self._host):
+                code = image.run(["/bin/sh", "-c", instruction.value], self._host)
+            if code:
+                raise SystemExit(f"error: Dockerfile:{instruction.line}: RUN ended with {code}")
+        elif instruction.name == "COPY":
+            self._copy(image, instruction.words())
+        else:
+            note(image, instruction)
+        took_s = time.monotonic() - started
+        say(f"{image.root.name}: {instruction.name} {instruction.value[:70]} ({took_s:.0f} s)")
 
     def _copy(self, image: Image, words: Sequence[str]) -> None:
         flags = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
@@ -149,6 +130,30 @@ class Builder:
         return {name for name in names if is_ignored(str(relative / name), self._patterns)}
 
 
+def note(image: Image, instruction: Instruction) -> None:
+    """Takes over an instruction that changes no more than how things are run."""
+    match instruction.name:
+        case "ENV" | "ARG":
+            for word in instruction.words():
+                key, _, value = word.partition("=")
+                image.env[key] = expand(value, image.env)
+        case "WORKDIR":
+            image.workdir = instruction.value
+            inside(image.root, image.workdir).mkdir(parents=True, exist_ok=True)
+        case "USER":
+            image.user = instruction.value
+        case "VOLUME":
+            image.volumes += instruction.value.split()
+        case "ENTRYPOINT":
+            image.entrypoint = instruction.command() or []
+        case "HEALTHCHECK":
+            image.healthcheck = instruction.command() or []
+        case "LABEL" | "EXPOSE" | "STOPSIGNAL":
+            pass
+        case other:
+            raise SystemExit(f"error: Dockerfile:{instruction.line}: {other} is not known to this check")
+
+
 def inside(root: Path, path: str) -> Path:
     """Where `path` of a root lies."""
     return root / path.removeprefix("/")
@@ -161,7 +166,7 @@ def copy_root(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def mounted_system(root: Path, host: Mapping[str, str]) -> Iterator[None]:
-    """Gives a root /proc, a few devices, name resolution, and what pip uses of this machine's disk, for a while."""
+    """Gives a root /proc, a few devices, name resolution, and what pip uses of this machine's disk."""
     with contextlib.ExitStack() as mounts:
         mounts.enter_context(mounted(root / "proc", "-t", "proc", "proc"))
         mounts.enter_context(mounted(root / "dev", "-t", "tmpfs", "tmpfs"))

@@ -1,4 +1,4 @@
-"""Reads a Dockerfile and a .dockerignore, as far as this project uses their languages. Standard library only."""
+"""Reads a Dockerfile and a .dockerignore, as far as this project uses their languages."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_ignored(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a .dockerignore keeps a file of the checkout from the build; the last pattern that fits counts."""
+    """Whether a .dockerignore keeps a file from the build; the last pattern that fits counts."""
     candidates = [str(part) for part in (PurePosixPath(path), *PurePosixPath(path).parents)][:-1]
     ignored = False
     for pattern in patterns:

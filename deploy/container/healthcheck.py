@@ -1,7 +1,7 @@
 """Ends with 0 if the server in this container answers /health with 200, and with 1 if not.
 
-The image has no curl. Port and certificate are those of the container's environment: a server that gets them by
-other ways (flags, a YAML file) needs a health check of its own.
+The image has no curl. Port and certificate are those of the container's environment: a server that gets them
+by other ways (flags, a YAML file) needs a health check of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/grafana, docs/operations.md and vLLM's dashboards speak of metrics that there are."""
+"""Our dashboard and alerts, docs/operations.md and vLLM's dashboards speak of metrics that there are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from engine_numbers import FACTS, GAUGES, GPU_GAUGES
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,6 +18,9 @@ from streamserve.frontend.families import Kind
 from streamserve.frontend.metrics import Layout, Row
 
 ROOT = Path(__file__).parents[2]
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "streamserve.json").read_text())
+ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 NAME = re.compile(r"\b(?:vllm:|streamserve:|http_|process_)[a-z0-9_]+")
 
 
@@ -28,7 +32,8 @@ def families() -> dict[str, Any]:
     for family in layout.families:
         # Series that are shown once there is something in them.
         if family.name.startswith("http_") and family.kind is Kind.COUNTER:
-            row.counter(family.name, *family.series[0]).add()
+            for values in family.series:
+                row.counter(family.name, *values).add()
         elif family.name.startswith("http_"):
             row.histogram(family.name, *family.series[0]).observe(1.0)
     exposition = Exposition(layout, row.cells.cast("B"), "tiny", supervisor=os.getppid())
@@ -36,32 +41,103 @@ def families() -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def test_every_panel_asks_for_what_there_is() -> None:
-    dashboard = json.loads((ROOT / "docs" / "grafana" / "streamserve.json").read_text())
-    samples = {sample.name for family in families().values() for sample in family.samples}
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    assert len(asked) > 30
-    for expression in asked:
-        names = NAME.findall(expression)
-        assert names, expression
-        assert set(names) <= samples, expression
-    ids = [panel["id"] for panel in dashboard["panels"]]
+def panel_queries() -> list[tuple[str, dict[str, Any]]]:
+    """Each query of the dashboard with the title of its panel."""
+    return [(panel["title"], target) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+
+
+def samples() -> dict[str, list[Any]]:
+    """All that the server shows, by name."""
+    found: dict[str, list[Any]] = {}
+    for family in families().values():
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, list[Any]]:
+    return samples()
+
+
+def assert_there_is(expression: str, shown: dict[str, list[Any]]) -> None:
+    """Every metric of `expression` exists, and with the labels that it is chosen and summed by."""
+    names = NAME.findall(expression)
+    assert names, expression
+    assert set(names) <= shown.keys(), expression
+    # Prometheus adds these two. le is summed by where buckets are, and only there.
+    known = {"instance", "job"} | {
+        label for name in names for sample in shown[name] for label in sample.labels
+    }
+    summed = {
+        label.strip() for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(",")
+    }
+    assert summed <= known, expression
+    for name, chosen in re.findall(r"([a-z0-9_:]+)\{([^}]*)\}", expression):
+        for label, operator, value in re.findall(r'(\w+)(=~|!~|=|!=)"([^"]*)"', chosen):
+            values = {sample.labels.get(label) for sample in shown[name]}
+            assert None not in values, (name, label)
+            # A value that never comes up finds nothing, for ever.
+            if operator in ("=", "!="):
+                assert value in values, (name, label, value)
+
+
+def test_every_panel_asks_for_what_there_is(shown: dict[str, list[Any]]) -> None:
+    queries = panel_queries()
+    assert len(queries) > 30
+    for _, target in queries:
+        assert_there_is(target["expr"], shown)
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
 
 
-def test_labels_in_panels_are_labels_of_the_metric() -> None:
-    known = families()
-    dashboard = json.loads((ROOT / "docs" / "grafana" / "streamserve.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-                found = [
-                    sample
-                    for family in known.values()
-                    for sample in family.samples
-                    if sample.name in NAME.findall(target["expr"])
-                ]
-                assert any(label in sample.labels for sample in found), (panel["title"], label)
+def test_panels_lie_side_by_side() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+
+
+def test_the_dashboard_shows_what_an_operator_looks_for() -> None:
+    asked = " ".join(target["expr"] for _, target in panel_queries())
+    for name in (
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:inter_token_latency_seconds_bucket",
+        "vllm:request_queue_time_seconds_bucket",
+        "vllm:generation_tokens_total",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total",
+        "vllm:request_success_total",
+        "http_requests_total",
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+        "streamserve:graph_steps_total",
+        "streamserve:frontend_restarts_total",
+    ):
+        assert name in asked, name
+
+
+def test_labels_in_panels_are_labels_of_the_metric(shown: dict[str, list[Any]]) -> None:
+    for title, target in panel_queries():
+        for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
+            found = [sample for name in NAME.findall(target["expr"]) for sample in shown[name]]
+            assert any(label in sample.labels for sample in found), (title, label)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_alert_asks_for_what_there_is(rule: dict[str, Any], shown: dict[str, list[Any]]) -> None:
+    # Whether a scrape worked is Prometheus' own.
+    if rule["alert"] != "StreamserveDown":
+        assert_there_is(rule["expr"], shown)
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
+        assert label == "instance" or label in rule["expr"], label
 
 
 def test_every_metric_is_in_the_manual() -> None:
