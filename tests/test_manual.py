@@ -46,7 +46,9 @@ def known_flags() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["api", "architecture", "attention", "configuration", "graphs", "operations"])
+@pytest.mark.parametrize(
+    "name", ["api", "architecture", "attention", "configuration", "graphs", "operations"]
+)
 def test_flags_are_options(name: str) -> None:
     """On the pages about the server; what measures and tests it has flags of its own."""
     page = (ROOT / "docs" / f"{name}.md").read_text()
