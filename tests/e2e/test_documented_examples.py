@@ -71,7 +71,8 @@ def test_it_works(example: Example, tiny_server: RunningServer, tmp_path: Path) 
     if example.language == "sh" and shutil.which("curl") is None:
         pytest.skip("curl is not here")
     printed = run(example, tiny_server, tmp_path)
-    assert printed.strip()
+    # A model of random weights may well end its answer before it has begun; JSON is always printed.
+    assert printed.strip() or example.language == "python"
     # An error in the middle of a stream or of a connection comes with status 200.
     assert '"error":{' not in printed.replace(" ", "")
     assert "'type': 'error'" not in printed
