@@ -202,8 +202,8 @@ def test_the_server_refuses_and_the_page_says_why(chat):
 
 
 def test_probabilities_of_tokens(chat):
-    chat.set(chances=True, Max_tokens="12")
-    chat.say("Hi")
+    chat.set(chances=True, Max_tokens="12", Temperature="0")
+    chat.say("Tell me about rivers.")
     chat.until_answered()
     chat.page.get_by_role("button", name="Show probabilities").click()
     tokens = chat.page.locator(".token")
