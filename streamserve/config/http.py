@@ -93,6 +93,12 @@ class ServerConfig:
     chat_page: bool = option(
         True, "Serve a page at / on which people chat with the model in their browsers.", kind="bool"
     )
+    dashboard: bool = option(
+        True,
+        "Serve a page at /dashboard that shows what the server is doing; its numbers need a key where /metrics "
+        "does.",
+        kind="bool",
+    )
     access_log: bool = option(
         True,
         "Log a line for each request: who, what and how long, never what was said. Probes are left out.",
@@ -123,7 +129,9 @@ class AuthConfig:
         secret=True,
     )
     admin_key_file: str | None = option(None, "File of such keys.", kind="str")
-    metrics_open: bool = option(False, "Answer /metrics without a key.", kind="bool")
+    metrics_open: bool = option(
+        False, "Answer /metrics, and show the dashboard's numbers, without a key.", kind="bool"
+    )
     ws_query_key: bool = option(
         False,
         "Accept the key of a WebSocket as ?api_key=KEY too; proxies tend to log that.",

@@ -50,7 +50,7 @@ class Authentication:
     Args:
         app: what is protected.
         keys: the keys of the server.
-        metrics_open: whether /metrics is for everybody.
+        metrics_open: whether /metrics and the dashboard's numbers are for everybody.
         ws_query_key: whether a WebSocket's key may be in its URL.
         allowed_origins: of the web pages that need no key, where nobody does.
         open_paths: what is for everybody besides probes: the pages that ask for a key.
@@ -69,7 +69,7 @@ class Authentication:
         self._app = app
         self._keys = keys
         self._origins = Origins(allowed_origins)
-        self._open = paths.PROBES.union(open_paths, [paths.METRICS] if metrics_open else ())
+        self._open = paths.PROBES.union(open_paths, paths.MONITORING if metrics_open else ())
         self._ws_query_key = ws_query_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.frontend.families import Family, Kind
-from streamserve.frontend.metrics import PID_CELL, Layout
+from streamserve.frontend.metrics import Layout
 from streamserve.frontend.processes import FAMILIES as PROCESS_FAMILIES
-from streamserve.frontend.processes import ProcessFiles
+from streamserve.frontend.processes import ProcessFiles, server_processes
 from streamserve.frontend.pump import EngineFacts
+from streamserve.frontend.rows import Rows
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NS_PER_S = 1e9
@@ -240,8 +241,7 @@ class Exposition:
         self, layout: Layout, memory: memoryview, model_name: str, supervisor: int | None = None
     ) -> None:
         self._layout = layout
-        size = layout.row_bytes
-        self._rows = [memory[at : at + size].cast("d") for at in range(0, len(memory), size)]
+        self._rows = Rows(layout, memory)
         self._base = (("model_name", model_name), ("engine", "0"))
         self._supervisor = supervisor
         self._process_files = ProcessFiles()
@@ -272,13 +272,11 @@ class Exposition:
         base = self._base if family.name.startswith("vllm:") else ()
         for values in family.series:
             labels = [*base, *zip(family.labels, values, strict=True)]
-            at = self._layout.place(family.name, values)
-            rows = [list(map(float, row[at : at + family.width])) for row in self._rows]
             if family.by_frontend:
-                for index, cells in enumerate(rows):
+                for index, cells in enumerate(self._rows.each(family.name, values)):
                     self._show_series(text, family, [*labels, ("frontend", str(index))], cells)
             else:
-                cells = [sum(column, 0.0) for column in zip(*rows, strict=True)]
+                cells = self._rows.sums(family.name, values)
                 # Of hundreds of combinations of handler, method and status most never come up.
                 if any(cells) or not family.name.startswith("http_"):
                     self._show_series(text, family, labels, cells)
@@ -316,23 +314,15 @@ class Exposition:
 
     def _show_processes(self, text: Text, engine: EngineNumbers | None) -> None:
         """Each process by itself; sums over the label are those of the whole server."""
-        numbers = [(process, self._process_files.read(pid)) for process, pid in self._processes(engine)]
+        engine_pid = None if engine is None else engine.facts.pid
+        processes = server_processes(self._supervisor, engine_pid, self._rows.pids())
+        numbers = [(process, self._process_files.read(pid)) for process, pid in processes]
         for family in PROCESS_FAMILIES:
             known = [(process, values[family.name]) for process, values in numbers if family.name in values]
             if known:
                 text.begin(family.name, family.kind, family.help)
             for process, value in known:
                 text.sample(family.name, family.kind, [("process", process)], value)
-
-    def _processes(self, engine: EngineNumbers | None) -> Iterator[tuple[str, int]]:
-        """What each process of this server is, and its id."""
-        if self._supervisor is not None:
-            yield "supervisor", self._supervisor
-        if engine is not None:
-            yield "engine", engine.facts.pid
-        for index, row in enumerate(self._rows):
-            if pid := int(row[PID_CELL]):
-                yield f"frontend-{index}", pid
 
 
 def _cache_labels(facts: EngineFacts) -> Iterator[tuple[str, str]]:

@@ -146,7 +146,7 @@ def _transport() -> list[Family]:
         Family(
             "http_requests",
             Kind.COUNTER,
-            "HTTP requests; probes and /metrics itself are not counted.",
+            "HTTP requests; probes, /metrics itself and the dashboard's stream are not counted.",
             ("handler", "method", "status"),
             tuple((*pair, status) for pair in by_handler for status in STATUSES),
         ),
@@ -213,6 +213,7 @@ def _by_frontend() -> list[Family]:
             by_frontend=True,
         ),
         gauge("streams_open", "Answers that somebody is waiting for."),
+        gauge("dashboard_watchers", "Open streams of the dashboard."),
         gauge("requests_unstarted", "Requests between acceptance and first token."),
         Family(
             "streamserve:event_loop_lag_seconds",

@@ -25,7 +25,8 @@ _VALID_ID = re.compile(request_ids.PATTERN.encode())
 LEFT = 499
 # The template of what is no route.
 NO_ROUTE = "none"
-_UNCOUNTED = paths.PROBES | {paths.METRICS}
+_UNCOUNTED = paths.PROBES | paths.MONITORING
+_UNLOGGED = paths.PROBES | {paths.METRICS}
 
 
 def valid_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -162,7 +163,7 @@ class Edge:
 
     def _log(self, scope: Scope, status: int, duration_s: float, request_id: bytes) -> None:
         path = route_path(scope)
-        if path in _UNCOUNTED and status < 400:
+        if path in _UNLOGGED and status < 400:
             return
         client = scope.get("client")
         access_log.write(

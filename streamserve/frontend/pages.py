@@ -78,7 +78,10 @@ class Page:
     is_wanted: Callable[[ServerConfig], bool]
 
 
-PAGES = (Page(paths.CHAT_PAGE, "chat.html", lambda server: server.chat_page),)
+PAGES = (
+    Page(paths.CHAT_PAGE, "chat.html", lambda server: server.chat_page),
+    Page(paths.DASHBOARD, "dashboard.html", lambda server: server.dashboard),
+)
 
 
 class Asset:
@@ -170,8 +173,8 @@ def load_assets() -> Mapping[str, Asset]:
     folder = next((each for each in FOLDERS if each.is_dir()), None)
     if folder is None:
         raise ConfigError(
-            f"--chat-page: the files of the page are not in {FOLDERS[0]}; install streamserve again, or turn "
-            "the page off with --no-chat-page."
+            f"--chat-page, --dashboard: the files of the pages are not in {FOLDERS[0]}; install streamserve "
+            "again, or turn the pages off with --no-chat-page --no-dashboard."
         )
     return {
         path.relative_to(folder).as_posix(): Asset(path.read_bytes(), CONTENT_TYPES[path.suffix])

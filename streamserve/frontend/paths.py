@@ -8,7 +8,14 @@ HEALTH, LIVE, READY, PING, METRICS = "/health", "/live", "/ready", "/ping", "/me
 PROBES = frozenset({HEALTH, LIVE, READY, PING})
 
 # Web pages, and the files that they load.
-CHAT_PAGE, PAGE_FILES = "/", "/web/{path:path}"
+CHAT_PAGE, DASHBOARD, PAGE_FILES = "/", "/dashboard", "/web/{path:path}"
+
+# What the dashboard shows, as a stream.
+DASHBOARD_EVENTS = "/dashboard/events"
+
+# What shows the whole server to those who watch over it: needs a key unless the operator opens it, and is
+# not counted in what it shows.
+MONITORING = frozenset({METRICS, DASHBOARD_EVENTS})
 
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 
@@ -32,6 +39,7 @@ HANDLERS = (
     "/openapi.json",
     "/docs",
     CHAT_PAGE,
+    DASHBOARD,
     PAGE_FILES,
     RESET_PREFIX_CACHE,
     "none",

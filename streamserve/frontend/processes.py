@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from streamserve.frontend.families import Family, Kind
@@ -31,6 +31,26 @@ FAMILIES = (
 _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _VIRTUAL_BYTES, _RESIDENT_PAGES = 11, 12, 19, 20, 21
 _LIMIT = "Max open files"
 
+_Part = Callable[[Path], Iterator[tuple[str, float]]]
+
+
+def server_processes(
+    supervisor: int | None, engine: int | None, frontends: Sequence[int]
+) -> Iterator[tuple[str, int]]:
+    """What each process of a server is called, and its id.
+
+    Args:
+        supervisor, engine: their ids; None where there is none.
+        frontends: their ids; 0 where there is none yet.
+    """
+    if supervisor is not None:
+        yield "supervisor", supervisor
+    if engine is not None:
+        yield "engine", engine
+    for index, pid in enumerate(frontends):
+        if pid:
+            yield f"frontend-{index}", pid
+
 
 class ProcessFiles:
     """Reads /proc. Its files are made as they are read: no disk is waited for.
@@ -51,8 +71,19 @@ class ProcessFiles:
 
         There are none of a process that is gone, or on a system without /proc.
         """
+        return self._read(pid, (self._statistics, self._descriptors, self._limit))
+
+    def usage(self, pid: int) -> tuple[float, float] | None:
+        """Seconds of processor time so far, and bytes of memory now; None of a process that is gone.
+
+        Costs one small file, however many descriptors are open.
+        """
+        numbers = self._read(pid, (self._statistics,))
+        return (numbers[_CPU], numbers[_RESIDENT]) if _RESIDENT in numbers else None
+
+    def _read(self, pid: int, parts: Iterable[_Part]) -> dict[str, float]:
         numbers: dict[str, float] = {}
-        for part in (self._statistics, self._descriptors, self._limit):
+        for part in parts:
             # ValueError and IndexError: not the format that is known.
             with contextlib.suppress(OSError, ValueError, IndexError):
                 numbers.update(part(self._root / str(pid)))

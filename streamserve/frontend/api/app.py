@@ -16,6 +16,7 @@ from streamserve.frontend.api import problems
 from streamserve.frontend.api.chat import ChatEndpoint
 from streamserve.frontend.api.completions import CompletionEndpoint
 from streamserve.frontend.api.control import Control
+from streamserve.frontend.api.dashboard import Dashboard
 from streamserve.frontend.api.docs import Documents
 from streamserve.frontend.api.endpoint import Endpoint
 from streamserve.frontend.api.http import HttpTransport
@@ -63,6 +64,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         *_generation(service),
         *_information(service, streams),
         *_operations(control),
+        *Dashboard(service, around, monitor).routes,
         Route("/openapi.json", documents.openapi, methods=["GET"]),
         Route("/docs", documents.docs, methods=["GET"]),
         *pages.routes,

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from streamserve import __version__
 from streamserve.frontend import paths
 from streamserve.frontend.api import replies
+from streamserve.frontend.api.dashboard_replies import Snapshot
 from streamserve.frontend.api.schema.chat import ChatRequest
 from streamserve.frontend.api.schema.completion import CompletionRequest
 from streamserve.frontend.api.schema.responses import ResponsesRequest
@@ -99,7 +100,7 @@ class Operation:
         method: in lower case.
         tag: the section that it belongs to.
         summary: what it does, in a line.
-        reply: the body of success; None is text.
+        reply: the body of success; None is text, or events alone.
         requests: the bodies that it takes; any of them.
         chunk: the data of its events, if it can stream.
         errors: statuses with the usual error body.
@@ -198,6 +199,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         paths.METRICS, "get", "Operation", "All metrics, as text for Prometheus (may be open).", None
     ),
+    Operation(
+        paths.DASHBOARD_EVENTS, "get", "Operation",
+        "What the dashboard shows, once a second (open where /metrics is).", None, chunk=Snapshot,
+    ),
     Operation("/load", "get", "Operation", "How busy the engine is.", replies.Load, errors=(401, 500, 503)),
     Operation("/version", "get", "Operation", "The server's version.", replies.Version),
     Operation(
@@ -247,9 +252,10 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    if operation.reply is None:
-        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
-    else:
+    content: dict[str, Any] = {}
+    if operation.reply is None and operation.chunk is None:
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    elif operation.reply is not None:
         content = {"application/json": {"schema": _ref(operation.reply)}}
     if operation.chunk is not None:
         content["text/event-stream"] = {"schema": _event(operation.chunk)}

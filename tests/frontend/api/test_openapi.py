@@ -17,10 +17,10 @@ from streamserve.frontend.api.docs import page
 from streamserve.frontend.api.openapi import OPERATIONS, document
 from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.keys import KeyRing
-from streamserve.frontend.paths import HANDLERS, PROBES
+from streamserve.frontend.paths import HANDLERS, MONITORING, PROBES
 
 # The document itself, and what browsers read.
-DESCRIBED_BY_ITSELF = {(path, "GET") for path in ("/openapi.json", "/docs", "/", "/web/{path}")}
+DESCRIBED_BY_ITSELF = {(path, "GET") for path in ("/openapi.json", "/docs", "/", "/dashboard", "/web/{path}")}
 
 
 def routes_of(app: Any) -> list[Any]:
@@ -57,7 +57,7 @@ async def test_every_route_is_described_and_nothing_else(frontend: Any) -> None:
 
 async def test_every_route_is_a_handler_in_metrics(frontend: Any) -> None:
     for route in routes_of(frontend.app):
-        assert route.path in HANDLERS or route.path in PROBES or route.path == "/metrics"
+        assert route.path in HANDLERS or route.path in PROBES | MONITORING
 
 
 async def test_the_document_is_whole(frontend: Any) -> None:

@@ -5,6 +5,7 @@ import { Composer } from "./composer.js";
 import { byId, el } from "./dom.js";
 import { askKey } from "./key_dialog.js";
 import { notice, unreadyNotice } from "./notices.js";
+import { showLinks } from "./pages.js";
 import { prefer, preferences } from "./preferences.js";
 import { models, Problem, untilReady } from "./server.js";
 import { SettingsView } from "./settings_view.js";
@@ -168,6 +169,7 @@ addEventListener("unhandledrejection", (event) => {
   const text = `Something went wrong on this page (${event.reason?.message ?? event.reason}). Loading it again may help.`;
   banner.replaceChildren(notice("warning", text, [{ label: "Load again", click: () => location.reload() }]));
 });
+showLinks();
 picker.addEventListener("change", () => prefer({ model: picker.value }));
 Store.open().then(start, () => {
   const text = "This page keeps conversations in the browser, which does not let it. Allow it to store site data.";

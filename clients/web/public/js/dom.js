@@ -33,15 +33,23 @@ export function byId(id, type) {
   return element;
 }
 
+/**
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string>} attributes
+ * @returns {SVGElementTagNameMap[Tag]}
+ */
+export function svg(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
 /** @param {string} name  of a symbol in the page */
 export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "icon");
-  svg.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS(SVG, "use");
-  use.setAttribute("href", `#icon-${name}`);
-  svg.append(use);
-  return svg;
+  const drawing = svg("svg", { class: "icon", "aria-hidden": "true" });
+  drawing.append(svg("use", { href: `#icon-${name}` }));
+  return drawing;
 }
 
 /**

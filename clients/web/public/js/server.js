@@ -93,6 +93,14 @@ export function post(path, body, signal) {
   return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
+/**
+ * @param {string} path
+ * @param {AbortSignal} signal
+ */
+export function get(path, signal) {
+  return request(path, { signal });
+}
+
 /** @returns {Promise<{id: string, maxLength: number | null}[]>} what can be talked to */
 export async function models() {
   const list = await (await request("v1/models")).json();

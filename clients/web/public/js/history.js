@@ -1,0 +1,63 @@
+/** What the dashboard has heard in the last minutes. */
+
+/** A pause in the snapshots that is longer than this is a gap in the lines. */
+export const GAP_S = 4;
+
+/**
+ * Numbers of one moment: groups of numbers by name, null for what nothing is known of.
+ *
+ * @typedef {{at: number} & Record<string, any>} Snapshot
+ * @typedef {{ageS: number, value: number | null}} Point
+ */
+
+export class History {
+  /** @type {Snapshot[]} */
+  #snapshots = [];
+
+  /** @param {number} spanS  how far it goes back */
+  constructor(spanS) {
+    this.spanS = spanS;
+  }
+
+  /** @param {Snapshot} snapshot */
+  add(snapshot) {
+    // The clock of a machine that was started again begins anew.
+    if (snapshot.at <= this.nowS) this.#snapshots = [];
+    this.#snapshots.push(snapshot);
+    const first = this.#snapshots.findIndex(({ at }) => at >= snapshot.at - this.spanS);
+    this.#snapshots.splice(0, first);
+  }
+
+  /** The server's time at the newest one, in seconds. */
+  get nowS() {
+    return this.#snapshots.at(-1)?.at ?? -Infinity;
+  }
+
+  /** @returns {Snapshot | null} the newest one */
+  get newest() {
+    return this.#snapshots.at(-1) ?? null;
+  }
+
+  /**
+   * @param {number} ageS
+   * @returns {Snapshot | null} the one nearest to that age, if there is one near it
+   */
+  near(ageS) {
+    const at = this.nowS - ageS;
+    /** @type {Snapshot | null} */
+    let found = null;
+    for (const each of this.#snapshots) {
+      if (!found || Math.abs(each.at - at) < Math.abs(found.at - at)) found = each;
+    }
+    return found && Math.abs(found.at - at) <= GAP_S / 2 ? found : null;
+  }
+
+  /**
+   * @param {(snapshot: Snapshot) => number | null} value
+   * @returns {Point[]} from the oldest to the newest
+   */
+  points(value) {
+    const nowS = this.nowS;
+    return this.#snapshots.map((each) => ({ ageS: nowS - each.at, value: value(each) }));
+  }
+}
