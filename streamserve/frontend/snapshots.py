@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.frontend.exposition import NS_PER_S, EngineNumbers
-from streamserve.frontend.families import HANDLERS, METHODS, REJECTIONS, RINGS, Family
+from streamserve.frontend.families import METHODS, REJECTIONS, RINGS, Family
+from streamserve.frontend.paths import HANDLERS
 from streamserve.frontend.processes import ProcessFiles, server_processes
 from streamserve.frontend.quantiles import quantile
 from streamserve.frontend.rows import Rows
@@ -183,8 +184,8 @@ class Snapshots:
         return processes, cpu_s
 
 
-def _gauge(now: Reading, name: str) -> float | None:
-    return None if now.engine is None else now.engine[name]
+def _gauge(now: Reading, name: str) -> int | None:
+    return None if now.engine is None else int(now.engine[name])
 
 
 def _growth(before: Reading | None, now: Reading, name: str) -> float:

@@ -22,7 +22,8 @@ from streamserve.frontend.reception import build_reception
 PUBLIC = Path(__file__).resolve().parents[2] / "clients" / "web" / "public"
 FILES = sorted(path.relative_to(PUBLIC).as_posix() for path in PUBLIC.rglob("*") if path.is_file())
 SERVED = [name for name in FILES if not name.endswith((".d.ts", ".md"))]
-WITHOUT_PAGE = Deployment(server=ServerConfig(chat_page=False))
+PAGES = {"/": "chat.html", "/dashboard": "dashboard.html"}
+WITHOUT_PAGES = Deployment(server=ServerConfig(chat_page=False, dashboard=False))
 
 
 @pytest.fixture
@@ -32,11 +33,12 @@ async def locked(run_harness: Any) -> AsyncIterator[Any]:
         yield harness
 
 
-async def test_the_page_is_at_the_root(frontend: Any) -> None:
-    response = await frontend.http.get("/")
+@pytest.mark.parametrize("path", PAGES)
+async def test_pages_are_where_they_are_looked_for(frontend: Any, path: str) -> None:
+    response = await frontend.http.get(path)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert response.content == (PUBLIC / "chat.html").read_bytes()
+    assert response.content == (PUBLIC / PAGES[path]).read_bytes()
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -49,8 +51,9 @@ async def test_every_file_is_served_as_what_it_is(frontend: Any, name: str) -> N
     assert response.content == (PUBLIC / name).read_bytes()
 
 
-async def test_all_that_is_loaded_is_there(frontend: Any) -> None:
-    page = (await frontend.http.get("/")).text
+@pytest.mark.parametrize("path", PAGES)
+async def test_all_that_is_loaded_is_there(frontend: Any, path: str) -> None:
+    page = (await frontend.http.get(path)).text
     found = re.findall(r'(?:src|href)="(web/[^"]+)"', page)
     assert len(found) > 5
     for name in found:
@@ -66,7 +69,7 @@ def test_modules_import_what_there_is_and_nothing_from_elsewhere() -> None:
             assert (path.parent / target).resolve().is_file(), f"{path.name}: {target}"
 
 
-@pytest.mark.parametrize("path", ["/", "/web/js/chat.js", "/web/icon.svg"])
+@pytest.mark.parametrize("path", [*PAGES, "/web/js/chat.js", "/web/icon.svg"])
 async def test_browsers_are_told_what_the_page_may_do(frontend: Any, path: str) -> None:
     headers = (await frontend.http.get(path)).headers
     policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
@@ -140,14 +143,18 @@ async def test_only_reading(frontend: Any) -> None:
         assert (await frontend.http.post(path, json={})).status_code == 405
 
 
-async def test_it_can_be_turned_off(run_harness: Any) -> None:
-    async with run_harness(deployment=WITHOUT_PAGE) as frontend:
-        for path in ("/", "/web/js/chat.js"):
-            assert (await frontend.http.get(path)).status_code == 404
+@pytest.mark.parametrize("is_on", [{"/"}, {"/dashboard"}, set()])
+async def test_each_can_be_turned_off(run_harness: Any, is_on: set[str]) -> None:
+    options = ServerConfig(chat_page="/" in is_on, dashboard="/dashboard" in is_on)
+    async with run_harness(deployment=Deployment(server=options)) as frontend:
+        for path in PAGES:
+            status = 200 if path in is_on else 404
+            assert (await frontend.http.get(path)).status_code == status, path
+        assert (await frontend.http.get("/web/js/chat.js")).status_code == (200 if is_on else 404)
 
 
 async def test_it_needs_no_key_and_opens_nothing_else(locked: Any) -> None:
-    for path in ("/", *(f"/web/{name}" for name in SERVED)):
+    for path in (*PAGES, *(f"/web/{name}" for name in SERVED)):
         assert (await locked.http.get(path)).status_code == 200, path
     for path in ("/web/nothing.js", "/web", "/v1/models", "/docs"):
         assert (await locked.http.get(path)).status_code == 401, path
@@ -170,9 +177,11 @@ async def test_behind_a_path_prefix(run_harness: Any) -> None:
 
 @pytest.mark.parametrize(("is_on", "status"), [(True, 200), (False, 503)])
 async def test_it_is_there_before_the_model(is_on: bool, status: int) -> None:
-    app = build_reception(Deployment(server=ServerConfig(chat_page=is_on)), Metrics())
+    options = ServerConfig(chat_page=is_on, dashboard=is_on)
+    app = build_reception(Deployment(server=options), Metrics())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        assert (await http.get("/")).status_code == status
+        for path in PAGES:
+            assert (await http.get(path)).status_code == status
         assert (await http.get("/web/js/chat.js")).status_code == status
         assert (await http.get("/v1/models")).status_code == 503
 
@@ -192,6 +201,6 @@ def test_a_server_without_the_files_says_what_to_do(monkeypatch: pytest.MonkeyPa
     try:
         with pytest.raises(ConfigError, match="--no-chat-page"):
             pages.Pages(Config().server)
-        assert pages.Pages(WITHOUT_PAGE.server).routes == []
+        assert pages.Pages(WITHOUT_PAGES.server).routes == []
     finally:
         pages.load_assets.cache_clear()
