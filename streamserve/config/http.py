@@ -95,8 +95,8 @@ class ServerConfig:
     )
     dashboard: bool = option(
         True,
-        "Serve a page at /dashboard that shows what the server is doing; its numbers need a key where /metrics "
-        "does.",
+        "Serve a page at /dashboard that shows what the server is doing; its numbers need a key where "
+        "/metrics does.",
         kind="bool",
     )
     access_log: bool = option(

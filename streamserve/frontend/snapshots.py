@@ -209,7 +209,7 @@ def _share_used(now: Reading) -> float | None:
     """Of the KV cache's blocks."""
     if now.engine is None or not now.engine["num_blocks"]:
         return None
-    return 1.0 - now.engine["free_blocks"] / now.engine["num_blocks"]
+    return 1.0 - float(now.engine["free_blocks"]) / float(now.engine["num_blocks"])
 
 
 def _engine_growth(before: Reading | None, now: Reading, name: str) -> float:

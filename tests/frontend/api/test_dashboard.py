@@ -126,11 +126,14 @@ async def test_any_frontend_tells_of_all(run_harness: Any) -> None:
     around = Deployment(rows=memory, index=1)
     neighbour = Metrics(Row(layout, memory[: layout.row_bytes]))
     neighbour.streams_open.add(3)
-    async with run_harness(deployment=around) as frontend, frontend.served() as url:
-        async with watching(url) as snapshots:
-            assert (await anext(snapshots))["requests"]["open"] == 3.0
-            neighbour.generation_tokens.add(500)
-            await find(snapshots, lambda each: each["tokens_per_s"]["generated"])
+    async with (
+        run_harness(deployment=around) as frontend,
+        frontend.served() as url,
+        watching(url) as snapshots,
+    ):
+        assert (await anext(snapshots))["requests"]["open"] == 3.0
+        neighbour.generation_tokens.add(500)
+        await find(snapshots, lambda each: each["tokens_per_s"]["generated"])
 
 
 async def test_a_silent_engine_stops_no_stream(run_harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,23 +146,29 @@ async def test_a_silent_engine_stops_no_stream(run_harness: Any, monkeypatch: py
 
 
 async def test_a_server_without_an_engine_says_so(run_harness: Any) -> None:
-    async with run_harness(says_hello=False) as frontend, frontend.served() as url:
-        async with watching(url) as snapshots:
-            shown = await anext(snapshots)
-            Snapshot.model_validate_json(json.dumps(shown))
-            assert shown["engine"]["up"] == 0
-            assert shown["requests"]["running"] is None
-            frontend.engine.hello()
-            await find(snapshots, lambda each: each["engine"]["up"])
+    async with (
+        run_harness(says_hello=False) as frontend,
+        frontend.served() as url,
+        watching(url) as snapshots,
+    ):
+        shown = await anext(snapshots)
+        Snapshot.model_validate_json(json.dumps(shown))
+        assert shown["engine"]["up"] == 0
+        assert shown["requests"]["running"] is None
+        frontend.engine.hello()
+        await find(snapshots, lambda each: each["engine"]["up"])
 
 
 async def test_a_draining_server_waits_for_no_watcher(run_harness: Any) -> None:
-    async with run_harness() as frontend, frontend.served(drain_timeout_s=LIMIT_S) as url:
-        async with watching(url) as snapshots:
-            await anext(snapshots)
-            frontend.server.drain()
-            async with asyncio.timeout(LIMIT_S / 2):
-                assert [each async for each in snapshots][-1] == "[DONE]"
+    async with (
+        run_harness() as frontend,
+        frontend.served(drain_timeout_s=LIMIT_S) as url,
+        watching(url) as snapshots,
+    ):
+        await anext(snapshots)
+        frontend.server.drain()
+        async with asyncio.timeout(LIMIT_S / 2):
+            assert [each async for each in snapshots][-1] == "[DONE]"
 
 
 @pytest.mark.parametrize("is_open", [False, True])
