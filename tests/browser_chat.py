@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import pytest
 from server import PATIENCE_S
 
 LIMIT_MS = PATIENCE_S * 1000
@@ -26,6 +27,13 @@ def events(*texts: str, finish: str | None = "stop", tokens: bool = False) -> by
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     return (body + ("data: [DONE]\n\n" if finish is not None else "")).encode()
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds, however minor."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']} ({each['impact']}): {node['html']}" for each in found for node in each["nodes"]]
 
 
 class Chat:

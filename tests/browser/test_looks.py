@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from browser_chat import PLAIN_HOST, Chat, events
+from browser_chat import PLAIN_HOST, Chat, events, violations
 
 pytestmark = pytest.mark.browser
 
@@ -27,13 +27,6 @@ def angle(n: float) -> float:  # a comment
     return 4 * asin(1 / n) - 2 * acos("0.5")
 ```
 """
-
-
-def violations(page) -> list[str]:
-    """What axe finds, however minor."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(page).response["violations"]
-    return [f"{each['id']} ({each['impact']}): {node['html']}" for each in found for node in each["nodes"]]
 
 
 def filled(chat: Chat) -> Chat:

@@ -55,7 +55,6 @@ export class ChartView {
    * @param {string} id
    */
   #plot(drawing, id) {
-    const { spanS } = this.history;
     return el(
       "div",
       {
@@ -63,7 +62,7 @@ export class ChartView {
         role: "slider",
         tabindex: "0",
         "aria-labelledby": id,
-        "aria-valuemin": String(-spanS),
+        "aria-valuemin": String(-this.history.spanS),
         "aria-valuemax": "0",
         keydown: (/** @type {KeyboardEvent} */ event) => this.#press(event),
         focus: () => (this.isFocused = true),
@@ -73,7 +72,7 @@ export class ChartView {
         },
         pointermove: (/** @type {PointerEvent} */ event) => {
           const box = this.plot.getBoundingClientRect();
-          this.look(spanS * Math.min(1, Math.max(0, 1 - (event.clientX - box.left) / box.width)));
+          this.look(this.history.spanS * Math.min(1, Math.max(0, 1 - (event.clientX - box.left) / box.width)));
         },
         pointerleave: () => this.look(null),
         pointercancel: () => this.look(null),
@@ -120,6 +119,7 @@ export class ChartView {
   #describe(texts) {
     const named = this.chart.lines.map(({ name }, index) => `${name} ${texts[index]}`);
     const shown = named.filter((_, index) => !this.entries[index]?.hasAttribute("hidden"));
+    this.plot.setAttribute("aria-valuemin", String(-this.history.spanS));
     this.plot.setAttribute("aria-valuenow", String(-Math.round(this.ageS ?? 0)));
     this.plot.setAttribute("aria-valuetext", `${ago(this.ageS ?? 0)}: ${shown.join(", ")}`);
   }

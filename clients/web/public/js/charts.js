@@ -73,14 +73,14 @@ export const CHARTS = [
   },
   { title: "Time to first token", note: "of the last 30 s", unit: seconds, least: 0.01, lines: quantiles("first_token_s") },
   { title: "Time between tokens", note: "of the last 30 s", unit: seconds, least: 0.01, lines: quantiles("between_tokens_s") },
-  { title: "KV cache", note: "share of its blocks", unit: share, least: 1, most: 1, lines: [{ name: "in use", value: at("cache", "used") }] },
+  { title: "KV cache", note: "share of its blocks", unit: share, least: 0.1, most: 1, lines: [{ name: "in use", value: at("cache", "used") }] },
   {
     title: "Prefix cache",
-    note: "prompt tokens of the last 30 s",
+    note: "of the last 30 s",
     unit: share,
     least: 1,
     most: 1,
-    lines: [{ name: "found", value: at("cache", "hits") }],
+    lines: [{ name: "prompt tokens found", value: at("cache", "hits") }],
   },
   {
     title: "Time of a step",
@@ -126,5 +126,5 @@ export const CHARTS = [
     ],
   },
   { title: "Processor", note: "processors kept busy", unit: count, least: 1, lines: byProcess("cpu") },
-  { title: "Memory", note: "resident", unit: bytes, least: 2 ** 20, lines: byProcess("memory_bytes") },
+  { title: "Memory", note: "resident", unit: bytes, least: 1e6, lines: byProcess("memory_bytes") },
 ];

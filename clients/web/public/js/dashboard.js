@@ -42,7 +42,8 @@ function draw() {
   isDrawPending = false;
   for (const view of views) view.draw(lookedAt);
   moment.textContent = lookedAt === null ? (isLive ? "Live" : "Not connected") : ago(lookedAt);
-  moment.className = lookedAt !== null ? "is-past" : isLive ? "is-live" : "";
+  moment.classList.toggle("is-past", lookedAt !== null);
+  moment.classList.toggle("is-live", lookedAt === null && isLive);
   if (history.newest) drawProcesses(byId("processes", HTMLTableSectionElement), history.newest["processes"]);
 }
 

@@ -2,6 +2,7 @@
 
 /** A pause in the snapshots that is longer than this is a gap in the lines. */
 export const GAP_S = 4;
+const MINUTE_S = 60;
 
 /**
  * Numbers of one moment: groups of numbers by name, null for what nothing is known of.
@@ -14,9 +15,17 @@ export class History {
   /** @type {Snapshot[]} */
   #snapshots = [];
 
-  /** @param {number} spanS  how far it goes back */
-  constructor(spanS) {
-    this.spanS = spanS;
+  #mostS;
+
+  /** @param {number} mostS  how far it goes back */
+  constructor(mostS) {
+    this.#mostS = mostS;
+  }
+
+  /** How far back there is something to show, in whole minutes. */
+  get spanS() {
+    const ageS = this.nowS - (this.#snapshots[0]?.at ?? this.nowS);
+    return ageS > 0 ? Math.min(this.#mostS, Math.ceil(ageS / MINUTE_S) * MINUTE_S) : MINUTE_S;
   }
 
   /** @param {Snapshot} snapshot */
@@ -24,7 +33,7 @@ export class History {
     // The clock of a machine that was started again begins anew.
     if (snapshot.at <= this.nowS) this.#snapshots = [];
     this.#snapshots.push(snapshot);
-    const first = this.#snapshots.findIndex(({ at }) => at >= snapshot.at - this.spanS);
+    const first = this.#snapshots.findIndex(({ at }) => at >= snapshot.at - this.#mostS);
     this.#snapshots.splice(0, first);
   }
 

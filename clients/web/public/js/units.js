@@ -33,8 +33,7 @@ export const share = (value) => (value === null ? NONE : `${digits(Math.round(va
 /** @type {Unit} */
 export function bytes(value) {
   if (value === null) return NONE;
-  if (value < 1024 ** 2) return `${digits(value / 1024)} kB`;
-  return value < 1024 ** 3 ? `${digits(value / 1024 ** 2)} MB` : `${digits(value / 1024 ** 3)} GB`;
+  return value < 0.9995e9 ? `${digits(value / 1e6)} MB` : `${digits(value / 1e9)} GB`;
 }
 
 /** @param {number} ageS @returns {string} how long ago, in words */
