@@ -24,7 +24,7 @@ class Dashboard(Chat):
     def values(self, chart: str) -> dict[str, str]:
         """The numbers of a chart."""
         entries = (
-            self.page.get_by_role("region", name=chart).locator(".entry:not([hidden])").all_inner_texts()
+            self.page.get_by_role("group", name=chart).locator(".entry:not([hidden])").all_inner_texts()
         )
         return dict(entry.split("\n") for entry in entries)
 
@@ -64,7 +64,7 @@ def test_charts_move_while_something_is_generated(dashboard, busy):
     dashboard.wait(lambda: dashboard.values("Time to first token")["p50"].endswith("s"), "its first one is")
     assert dashboard.values("Time of a step")["model"].endswith("s")
     assert set(dashboard.values("Memory")) == {"engine", "frontends", "supervisor"}
-    line = dashboard.page.get_by_role("region", name="Tokens per second").locator(".line.is-line-1")
+    line = dashboard.page.get_by_role("group", name="Tokens per second").locator(".line.is-line-1")
     before = line.get_attribute("d")
     dashboard.wait(lambda: line.get_attribute("d") != before, "the line goes on")
     rows = dashboard.page.locator("#processes tr").all_inner_texts()

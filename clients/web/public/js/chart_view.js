@@ -47,7 +47,7 @@ export class ChartView {
     drawing.append(svg("path", { class: "grid", d: `M0 50H${WIDTH}` }), this.area, this.cursor, ...this.lines.toReversed());
     this.plot = this.#plot(drawing, id);
     const head = el("header", {}, el("h2", { id }, chart.title), el("small", {}, chart.note));
-    this.element = el("section", { class: "chart", "aria-labelledby": id }, head, el("dl", {}, ...this.entries), this.plot);
+    this.element = el("div", { class: "chart", role: "group", "aria-labelledby": id }, head, el("dl", {}, ...this.entries), this.plot);
   }
 
   /**
