@@ -39,6 +39,7 @@ export class ChartView {
       el("div", { class: `entry is-line-${index + 1}` }, el("dt", {}, el("i", { "aria-hidden": "true" }), name), this.values[index] ?? null),
     );
     this.top = el("span", { class: "top", "aria-hidden": "true" });
+    this.start = el("span");
     this.area = svg("path", { class: "area is-line-1" });
     this.lines = chart.lines.map((_, index) => svg("path", { class: `line is-line-${index + 1}` }));
     this.cursor = svg("path", { class: "cursor" });
@@ -47,7 +48,8 @@ export class ChartView {
     drawing.append(svg("path", { class: "grid", d: `M0 50H${WIDTH}` }), this.area, this.cursor, ...this.lines.toReversed());
     this.plot = this.#plot(drawing, id);
     const head = el("header", {}, el("h2", { id }, chart.title), el("small", {}, chart.note));
-    this.element = el("div", { class: "chart", role: "group", "aria-labelledby": id }, head, el("dl", {}, ...this.entries), this.plot);
+    const axis = el("div", { class: "axis", "aria-hidden": "true" }, this.start, el("span", {}, "now"));
+    this.element = el("div", { class: "chart", role: "group", "aria-labelledby": id }, head, el("dl", {}, ...this.entries), this.plot, axis);
   }
 
   /**
@@ -102,6 +104,7 @@ export class ChartView {
     const greatest = Math.max(chart.least, ...all.flat().map(({ value }) => value ?? 0));
     const top = Math.min(chart.most ?? Infinity, niceTop(greatest));
     this.top.textContent = chart.unit(top);
+    this.start.textContent = `−${history.spanS / 60} min`;
     all.forEach((points, index) => {
       const isHidden = chart.lines[index]?.isOptional === true && points.every(({ value }) => value === null);
       this.entries[index]?.toggleAttribute("hidden", isHidden);
