@@ -23,9 +23,7 @@ class Dashboard(Chat):
 
     def values(self, chart: str) -> dict[str, str]:
         """The numbers of a chart."""
-        entries = (
-            self.page.get_by_role("group", name=chart).locator(".entry:not([hidden])").all_inner_texts()
-        )
+        entries = self.page.get_by_role("group", name=chart).locator(".entry:not([hidden])").all_inner_texts()
         return dict(entry.split("\n") for entry in entries)
 
     def slider(self, chart: str):
