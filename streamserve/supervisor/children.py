@@ -15,9 +15,12 @@ from streamserve.supervisor.reports import Report, ReportDecoder
 _READ_BYTES = 65536
 # Libraries of the engine read these when they are loaded. The operator's own values win.
 _CHILD_ENVIRONMENT = {
-    # OpenMP's idle threads otherwise spin for the next parallel region. On a machine whose cores are wanted
-    # by anybody else (the frontend, say), that makes a step many times slower.
+    # OpenMP's idle threads spin for the next parallel region, some 10 ms by default. On a machine whose cores
+    # are wanted by anybody else (the frontend, say), that makes a step many times slower. Not to spin at all
+    # makes a step of one request two times slower: between two products a thread has hardly gone to sleep
+    # when it is woken. So they spin for less than half a millisecond (GNU's OpenMP; others do not read it).
     "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "10000",
     # oneDNN, and torch above it, keep what they made for each shape of a product: up to a megabyte for each
     # matrix and number of rows. Both would keep 1,024 of them.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",

@@ -24,6 +24,11 @@ def test_only_the_engine_has_torch(tiny_server):
     assert "libtorch" not in maps(tiny_server.process.pid)
 
 
+def test_idle_threads_of_the_engine_spin_for_a_moment_only(tiny_server):
+    environment = tiny_server.engine.environ()
+    assert (environment["OMP_WAIT_POLICY"], environment["GOMP_SPINCOUNT"]) == ("PASSIVE", "10000")
+
+
 def test_what_libraries_keep_for_each_shape_of_a_product_is_bounded(tiny_server):
     environment = tiny_server.engine.environ()
     assert environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == environment["LRU_CACHE_CAPACITY"] == "256"
