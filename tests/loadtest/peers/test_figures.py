@@ -62,11 +62,13 @@ def test_nothing_came() -> None:
     assert problems == ("1 x no connection",)
 
 
-def beside(document: Answer, last: float = 14.0) -> tuple[dict[str, float], tuple[str, ...]]:
+def beside(
+    document: Answer, last: float = 14.0, gap_after: float = 0.1
+) -> tuple[dict[str, float], tuple[str, ...]]:
     # Ten tokens a second alone, two a second from 4 s to 10 s.
     quick = [0.1 * i for i in range(1, 40)]
     slow = [4.0 + 0.5 * i for i in range(12)]
-    after = [10.0 + 0.1 * i for i in range(int((last - 10.0) * 10) + 1)]
+    after = [10.0 + gap_after * i for i in range(int((last - 10.0) / gap_after) + 1)]
     stream = Answer(0.0, (*quick, *slow, *(after if last > 10.0 else ())), 1, 0, "")
     return evaluate(Outcome((stream,), document, 0.0), job(1, document="{}"))
 
@@ -78,6 +80,11 @@ def test_rate_beside_a_document_is_held_against_before_and_after() -> None:
     assert figures["events_alone_per_s"] == pytest.approx(10.0, abs=0.51)
     assert figures["events_beside_per_s"] == 2.0
     assert figures["rate_kept"] == pytest.approx(0.2, abs=0.01)
+
+
+def test_alone_the_streams_would_have_come_as_far_in_steps_of_the_mean_length() -> None:
+    figures, _ = beside(Answer(4.0, (10.0,), 50_000, 1, ""), gap_after=0.5)
+    assert figures["events_alone_per_s"] == pytest.approx(1 / ((0.1 + 0.5) / 2), abs=0.1)
 
 
 def test_a_stream_that_ends_before_the_document_is_read_spoils_the_rate() -> None:
