@@ -13,6 +13,9 @@ pytestmark = pytest.mark.browser
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["Server-sent events", "WebSocket"])
 
+# A model of random weights may end its answer at any token.
+ANY_TOKENS = re.compile(r"^[1-5] tokens?")
+
 
 def running(server) -> int:
     """The gauge of requests in the batch."""
@@ -198,7 +201,7 @@ def test_the_server_refuses_and_the_page_says_why(chat):
     chat.page.get_by_role("button", name="Edit and send again").click()
     chat.page.get_by_label("Edit your message").fill("word")
     chat.page.locator(".edit").get_by_role("button", name="Send").click()
-    chat.page.locator(".speed", has_text="5 tokens").wait_for()
+    chat.page.locator(".speed", has_text=ANY_TOKENS).wait_for()
 
 
 def test_probabilities_of_tokens(chat):
@@ -329,7 +332,7 @@ def test_a_key_is_asked_for(browse, tiny_model, transport):
         chat.until("document.getElementById('model').value === 'tiny'")
         chat.set(transport, Max_tokens="5")
         chat.say("Hi")
-        chat.page.locator(".speed", has_text="5 tokens").wait_for()
+        chat.page.locator(".speed", has_text=ANY_TOKENS).wait_for()
         # It is kept for the tab, and in the browser only if that is wanted.
         chat.page.reload()
         chat.until("document.getElementById('model').value === 'tiny'")
@@ -343,6 +346,6 @@ def test_a_key_is_asked_for(browse, tiny_model, transport):
         chat.page.get_by_label("API key").fill("sk-right")
         chat.page.get_by_label("Keep it in this browser").check()
         chat.page.get_by_role("button", name="Use key").click()
-        chat.until("document.querySelectorAll('.speed')[1]?.textContent.startsWith('5 tokens')")
+        chat.until("document.querySelectorAll('.speed')[1]?.textContent.match(/^[1-5] tokens?/)")
         other = Chat(context.new_page(), server.url).open()
         assert other.titles == ["Hi"]

@@ -110,14 +110,14 @@ def test_wheels_are_those_of_the_lock() -> None:
 
 
 def test_all_that_a_server_imports_is_among_the_wheels() -> None:
-    """But for torch and what only a download, a GGUF file or the terminal's client needs."""
+    """But for torch and what only a download, a GGUF file or the clients in the terminal need."""
     project = Path(wheels.LOCK).parent.parent / "pyproject.toml"
     import tomllib
 
     needed = tomllib.loads(project.read_text())["project"]["dependencies"]
     names = {wheels.canonical(line.partition(">")[0]) for line in needed}
     assert names - set(map(wheels.canonical, wheels.PACKAGES)) == {
-        *("torch", "gguf", "huggingface-hub", "httpx")
+        *("torch", "gguf", "huggingface-hub", "httpx", "tqdm")
     }
 
 
