@@ -258,7 +258,8 @@ def test_processes_killed_in_the_middle_of_long_prompts(tmp_path):
             (stream,) = harness.streams[0].values()
             assert (stream.tokens, stream.finish) == alone(stream.prompt, 50, PLAIN, sizes)
         harness.scheduler.check_integrity()
-    assert num_cut > NUM_LIVES / 2
+    # How many it hits depends on how the machine shares its processors.
+    assert num_cut > NUM_LIVES / 6
 
 
 PARAMS = st.builds(
