@@ -50,11 +50,22 @@ class DeviceLink(ABC):
         device: at the other end.
         turn: which of two staging memories may be written, 0 or 1.
         gaps: between steps; None if the device is the host.
+        forbids_sync: whether an operation in a step that has the host wait is an error.
     """
 
     device: torch.device
     turn: int = 0
     gaps: Gaps | None = None
+    forbids_sync: bool = False
+
+    @contextmanager
+    def allows_sync(self) -> Iterator[None]:
+        """To be entered around steps of nobody, which may wait."""
+        before, self.forbids_sync = self.forbids_sync, False
+        try:
+            yield
+        finally:
+            self.forbids_sync = before
 
     @abstractmethod
     def step(self) -> AbstractContextManager[None]:
@@ -145,7 +156,7 @@ class CudaLink(DeviceLink):
 
     def __init__(self, device: torch.device, *, forbids_sync: bool = False) -> None:
         self.device = device
-        self._forbids_sync = forbids_sync
+        self.forbids_sync = forbids_sync
         self._way_back = torch.cuda.Stream(device)
         self.gaps: Gaps = Gaps()
         self._last_fetch: _OnTheWay | None = None
@@ -164,7 +175,7 @@ class CudaLink(DeviceLink):
             before_last.count_gap(self.gaps)
         is_late = self._last_fetch is None or self._last_fetch.is_read
         self._forward = None
-        with _sync_is_an_error() if self._forbids_sync else nullcontext():
+        with _sync_is_an_error() if self.forbids_sync else nullcontext():
             yield
             follows = None if is_late or previous is None else previous.end
             self._spans[self.turn] = _Span(follows, self._forward, _mark())

@@ -163,6 +163,10 @@ def test_waiting_within_a_step_is_an_error_if_asked_for(cuda: Cuda) -> None:
         assert cuda.mode == "error"
         raise ZeroDivisionError
     assert cuda.mode == 0
+    with link.allows_sync(), link.step():
+        assert cuda.mode == 0
+    with link.step():
+        assert cuda.mode == "error"
     with CudaLink(CPU).step():
         assert cuda.mode == 0
 

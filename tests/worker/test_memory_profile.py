@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_link import EmulatedLink, WouldWaitError
 from worker_driver import Driver
 
 from streamserve.engine.step import StepDiff, StepResult
@@ -355,6 +356,23 @@ def test_no_memory_for_the_largest_step(
     monkeypatch.setattr(ModelRunner, "run", run)
     with pytest.raises(ConfigError, match="for a step of 48 tokens; lower --max-num-batched-tokens"):
         start(gpu_spec(spec_for, tiny_model))
+
+
+def test_what_is_tried_out_may_wait(
+    tiny_model: Path,
+    spec_for: Callable[..., WorkerSpec],
+    on_a_gpu: CpuMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With --debug-no-sync, and no kernels to sample with; the steps of requests may not."""
+    link = EmulatedLink()
+    monkeypatch.setattr("streamserve.worker.worker.open_link", lambda device, forbids_sync: link)
+    monkeypatch.setattr("streamserve.worker.sampler.CANDIDATES", (16,))
+    worker, _ = start(gpu_spec(spec_for, tiny_model, cudagraph_mode="NONE"))
+    driver = Driver(worker.execute, num_slots=8, num_blocks=40, block_size=16, budget=48)
+    driver.add(range(5, 70), SamplingParams(max_tokens=20, top_p=0.9))
+    with pytest.raises(WouldWaitError):
+        driver.run()
 
 
 def test_graphs_that_cannot_be_captured(
