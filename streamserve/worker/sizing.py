@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 import numpy as np
 import torch
 
-from streamserve.engine.step import Join, StepDiff
+from streamserve.engine.step import EMPTY, Join, StepDiff
 from streamserve.errors import ConfigError
 from streamserve.sampling import SamplingParams
 from streamserve.worker.batch import BatchShape
@@ -35,6 +36,9 @@ _ASKS_FOR_ALL = SamplingParams(
     repetition_penalty=1.1,
     logprobs=20,
 )
+_ASKS_FOR_NOTHING = SamplingParams(max_tokens=1, temperature=1.0, seed=0)
+# Tokens of a context that attention is split over.
+_FAR = 1024
 
 
 class CudaMemory:
@@ -93,16 +97,46 @@ def measure(
     Raises:
         ConfigError: the device has no room for this, or none for a cache beside it.
     """
-    try:
+    with _or_no_memory(shape):
         _try_out(profile, make_runner, shape, bytes_per_block)
+    account = profile.account(MIN_BLOCKS * bytes_per_block)
+    logger.info("GPU memory %s", describe(account))
+    return account
+
+
+def warm_up(make_runner: Callable[[int], ModelRunner], shape: BatchShape) -> None:
+    """Runs the steps that `measure` would, so that no request waits for a kernel to be compiled.
+
+    Args:
+        make_runner, shape: see `measure`.
+
+    Raises:
+        ConfigError: the device has no room for them.
+    """
+    with _or_no_memory(shape):
+        runner = make_runner(MIN_BLOCKS)
+        _run_trial_steps(runner, shape)
+    device = runner.link.device
+    del runner
+    if device.type == "cuda":
+        # What the cache is to take would be kept for steps else.
+        CudaMemory(device).release()
+
+
+def compiles_kernels(device: torch.device) -> bool:
+    """Whether what runs on `device` is compiled when it is first used."""
+    return str(device.type) == "cuda"
+
+
+@contextmanager
+def _or_no_memory(shape: BatchShape) -> Iterator[None]:
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"no memory on the GPU for a step of {shape.max_num_tokens} tokens; lower "
             "--max-num-batched-tokens or --max-num-seqs, or take a smaller model"
         ) from error
-    account = profile.account(MIN_BLOCKS * bytes_per_block)
-    logger.info("GPU memory %s", describe(account))
-    return account
 
 
 def _try_out(
@@ -113,10 +147,7 @@ def _try_out(
     def run() -> None:
         nonlocal runner
         runner = make_runner(MIN_BLOCKS)
-        # Without kernels to sample with, it asks the device a question.
-        with runner.link.allows_sync():
-            for diff in largest_step(shape):
-                runner.run(diff)
+        _run_trial_steps(runner, shape)
 
     def capture() -> Sequence[GraphsOfAKind]:
         assert runner is not None, "captured before a step has run"
@@ -126,30 +157,46 @@ def _try_out(
     profile.capture(capture)
 
 
-def largest_step(shape: BatchShape) -> tuple[StepDiff, StepDiff]:
-    """As many tokens as a step may have, in as many requests, all of which sample; and their leave.
+def _run_trial_steps(runner: ModelRunner, shape: BatchShape) -> None:
+    # Without kernels to sample with, one asks the device a question.
+    with runner.link.allows_sync():
+        for diff in trial_steps(shape):
+            runner.run(diff)
 
-    All their blocks are the first one: what is written there is worth nothing anyway.
+
+def trial_steps(shape: BatchShape) -> tuple[StepDiff, StepDiff, StepDiff]:
+    """The largest step there can be; one that takes the kernels that it may do without; and their leave.
+
+    The largest has as many tokens as a step may have, in as many requests, all of which sample and ask for
+    all. In the other one a request decodes at the end of a long context and samples plainly, and another one
+    has several tokens. All their blocks are the first one: what is written there is worth nothing anyway.
     """
     num_seqs = min(shape.max_num_seqs, shape.max_num_tokens)
     num_tokens = min(shape.max_num_tokens, num_seqs * shape.max_model_len)
     counts = np.diff(np.arange(num_seqs + 1) * num_tokens // num_seqs).astype(np.int32)
-    joins = [
-        Join(
-            slot=slot,
-            tokens=np.zeros(count, dtype=np.int32),
-            num_prompt=count,
-            num_computed=0,
-            blocks=np.zeros(-(-count // shape.block_size), dtype=np.int32),
-            params=_ASKS_FOR_ALL,
-        )
-        for slot, count in enumerate(counts.tolist())
-    ]
+    joins = [_join(shape, slot, count, _ASKS_FOR_ALL) for slot, count in enumerate(counts.tolist())]
+    far = min(shape.max_model_len, _FAR)
+    rare, rare_counts = [_join(shape, 0, far, _ASKS_FOR_NOTHING, num_computed=far - 1)], [1]
+    if num_seqs > 1 and shape.max_num_tokens > 2 and shape.max_model_len > 1:
+        rare.append(_join(shape, 1, 2, _ASKS_FOR_NOTHING))
+        rare_counts.append(2)
     slots = np.arange(num_seqs, dtype=np.int32)
-    none = np.zeros(0, dtype=np.int32)
+    rare_slots = slots[: len(rare)]
     return (
         StepDiff(step=0, joins=joins, slots=slots, num_tokens=counts),
-        StepDiff(step=0, leaves=slots, slots=none, num_tokens=none),
+        StepDiff(0, slots, rare, slots=rare_slots, num_tokens=np.array(rare_counts, dtype=np.int32)),
+        StepDiff(step=0, leaves=rare_slots, slots=EMPTY, num_tokens=EMPTY),
+    )
+
+
+def _join(shape: BatchShape, slot: int, count: int, params: SamplingParams, *, num_computed: int = 0) -> Join:
+    return Join(
+        slot=slot,
+        tokens=np.zeros(count, dtype=np.int32),
+        num_prompt=count,
+        num_computed=num_computed,
+        blocks=np.zeros(-(-count // shape.block_size), dtype=np.int32),
+        params=params,
     )
 
 

@@ -29,6 +29,7 @@ from streamserve.worker.inductor import Compilation
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
 from streamserve.worker.link import open_link
 from streamserve.worker.loader import load_weights
+from streamserve.worker.memory_profile import MemoryProfile
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.model import Model
@@ -37,7 +38,7 @@ from streamserve.worker.numbers import graph_numbers, link_numbers, memory_numbe
 from streamserve.worker.runner import LaunchedStep, ModelRunner
 from streamserve.worker.sampler import Sampler
 from streamserve.worker.sampling_columns import SamplingColumns
-from streamserve.worker.sizing import begin_profile, measure
+from streamserve.worker.sizing import begin_profile, compiles_kernels, measure, warm_up
 from streamserve.worker.spec import MemoryAccount, WorkerFacts, WorkerSpec
 
 Progress = Callable[[str, float], None]
@@ -97,10 +98,7 @@ class Worker:
             return ModelRunner(model, batch, attention, sampler, graphs=graphs)
 
         bytes_per_block = block_bytes(config, spec.block_size, dtype)
-        account = None
-        if profile is not None:
-            progress("measuring memory", 0.0)
-            account = measure(profile, make_runner, batch.shape, bytes_per_block)
+        account = _try_out(profile, make_runner, batch, bytes_per_block, progress)
         progress("allocating the KV cache", 0.0)
         profiled_bytes = None if account is None else account.cache
         num_blocks = choose_num_blocks(spec, max_model_len, bytes_per_block, device, profiled_bytes)
@@ -238,6 +236,23 @@ def _choose_attention(
             )
     logger.info(choice.reason)
     return choice
+
+
+def _try_out(
+    profile: MemoryProfile | None,
+    make_runner: Callable[[int], ModelRunner],
+    batch: InputBatch,
+    bytes_per_block: int,
+    progress: Progress,
+) -> MemoryAccount | None:
+    """Runs what requests will run, where that tells or does something; what it takes, if that is asked."""
+    if profile is not None:
+        progress("measuring memory", 0.0)
+        return measure(profile, make_runner, batch.shape, bytes_per_block)
+    if compiles_kernels(batch.link.device):
+        progress("compiling kernels", 0.0)
+        warm_up(make_runner, batch.shape)
+    return None
 
 
 def _capture_all(graphs: GraphRunner, progress: Progress) -> None:

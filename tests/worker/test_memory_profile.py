@@ -22,8 +22,8 @@ from streamserve.worker.graphs.graph import GraphError
 from streamserve.worker.graphs.runner import GraphRunner
 from streamserve.worker.graphs.tape import TapeGraphs
 from streamserve.worker.memory_profile import GraphsOfAKind, MemoryProfile
-from streamserve.worker.runner import ModelRunner
-from streamserve.worker.sizing import largest_step
+from streamserve.worker.runner import LaunchedStep, ModelRunner
+from streamserve.worker.sizing import trial_steps
 from streamserve.worker.spec import MemoryAccount, WorkerFacts, WorkerSpec
 from streamserve.worker.worker import Worker
 
@@ -183,12 +183,25 @@ def test_graphs_that_take_it_all() -> None:
     ],
 )
 def test_the_largest_step(shape: BatchShape, counts: list[int]) -> None:
-    step, leave = largest_step(shape)
+    step, rare, leave = trial_steps(shape)
     assert step.num_tokens is not None
     assert step.num_tokens.tolist() == counts
     assert [len(join.tokens) for join in step.joins] == counts
     assert [len(join.blocks) for join in step.joins] == [-(-count // 16) for count in counts]
-    assert leave.leaves.tolist() == list(range(len(counts)))
+    assert rare.leaves.tolist() == list(range(len(counts)))
+    assert leave.leaves.tolist() == [join.slot for join in rare.joins]
+
+
+def test_a_step_of_what_the_largest_one_may_lack() -> None:
+    """The end of a long context, and several tokens of a request."""
+    _, step, _ = trial_steps(BatchShape(64, 64, 4096, 16))
+    assert step.num_tokens is not None
+    assert step.num_tokens.tolist() == [1, 2]
+    far, chunk = step.joins
+    assert (len(far.tokens), far.num_computed, len(far.blocks)) == (1024, 1023, 64)
+    assert (len(chunk.tokens), chunk.num_computed) == (2, 0)
+    for shape in (BatchShape(1, 64, 4096, 16), BatchShape(64, 2, 4096, 16), BatchShape(64, 64, 1, 16)):
+        assert [len(join.tokens) for join in trial_steps(shape)[1].joins] == [min(shape.max_model_len, 1024)]
 
 
 class CountingGraphs(TapeGraphs):
@@ -283,6 +296,10 @@ def generate(execute: Callable[[StepDiff], StepResult]) -> list[int]:
     return request.output
 
 
+def _out_of_memory(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_a_worker_keeps_to_its_account(
     tiny_model: Path,
     spec_for: Callable[..., WorkerSpec],
@@ -330,6 +347,45 @@ def test_the_size_of_the_cache_as_given(
     assert (facts.num_blocks, facts.memory) == (33, None)
 
 
+@pytest.mark.parametrize("given", [{"num_blocks_override": 40}, {"kv_cache_memory": 4 * MIB}])
+def test_kernels_are_compiled_before_anybody_asks(
+    tiny_model: Path,
+    spec_for: Callable[..., WorkerSpec],
+    on_a_gpu: CpuMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, int],
+) -> None:
+    """Though there is nothing to measure; nobody sees anything of it."""
+    monkeypatch.setattr("streamserve.worker.worker.compiles_kernels", lambda device: True)
+    tried: list[int] = []
+    launch = ModelRunner.launch
+
+    def noted(runner: ModelRunner, diff: StepDiff) -> LaunchedStep:
+        tried.append(0 if diff.num_tokens is None else int(diff.num_tokens.sum()))
+        return launch(runner, diff)
+
+    monkeypatch.setattr(ModelRunner, "launch", noted)
+    worker, facts = start(gpu_spec(spec_for, tiny_model, **given))
+    assert facts.memory is None
+    assert tried == [48, 3, 0]
+    counters = worker.graph_counters()
+    assert counters is not None
+    assert sum(counters.steps.values()) == 0
+    assert generate(worker.execute) == generate(_plain(tiny_model, spec_for).execute)
+
+
+def test_no_memory_to_compile_them(
+    tiny_model: Path,
+    spec_for: Callable[..., WorkerSpec],
+    on_a_gpu: CpuMemory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streamserve.worker.worker.compiles_kernels", lambda device: True)
+    monkeypatch.setattr(ModelRunner, "run", _out_of_memory)
+    with pytest.raises(ConfigError, match="for a step of 48 tokens; lower --max-num-batched-tokens"):
+        start(gpu_spec(spec_for, tiny_model, num_blocks_override=33))
+
+
 def test_no_more_blocks_than_could_ever_be_used(
     tiny_model: Path, spec_for: Callable[..., WorkerSpec], on_a_gpu: CpuMemory
 ) -> None:
@@ -350,10 +406,7 @@ def test_no_memory_for_the_largest_step(
     on_a_gpu: CpuMemory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(ModelRunner, "run", run)
+    monkeypatch.setattr(ModelRunner, "run", _out_of_memory)
     with pytest.raises(ConfigError, match="for a step of 48 tokens; lower --max-num-batched-tokens"):
         start(gpu_spec(spec_for, tiny_model))
 

@@ -13,7 +13,7 @@ from loadtest.gpu_check.sections.decode import spec_of
 from loadtest.gpu_check.setting import Setting
 from loadtest.gpu_check.targets import GRAPH_ESTIMATE, MEMORY_OVERRUN, MEMORY_USED
 from streamserve.worker.batch import BatchShape
-from streamserve.worker.sizing import largest_step
+from streamserve.worker.sizing import trial_steps
 from streamserve.worker.spec import MemoryAccount, WorkerFacts
 from streamserve.worker.worker import Worker
 
@@ -41,7 +41,7 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     table = record.table("Memory of the GPU, GiB", "when", "in use", "of the budget", "held by torch")
     _row(record, table, "after the start", account, setting=setting, before=before)
     shape = BatchShape(spec.max_num_seqs, spec.max_num_batched_tokens, facts.max_model_len, spec.block_size)
-    for diff in largest_step(shape):
+    for diff in trial_steps(shape):
         worker.execute(diff)
     used = _row(record, table, "after the largest step", account, setting=setting, before=before)
     parts = record.table("What it reckoned, GiB", *asdict(account))
