@@ -88,12 +88,15 @@ class MemoryProfile:
         self._budget = int(memory.total * utilization)
         memory.release()
         self._free, self._allocated, self._reserved = memory.free(), memory.allocated(), memory.reserved()
+        # Two digits of it, as it would be given.
+        self._most = int(100 * self._free / memory.total) / 100
         if self._free < self._budget:
+            lower = f" or go down to {self._most:g}" if self._most > 0 else ""
             raise ConfigError(
                 f"--gpu-memory-utilization {utilization:g}: that is {_gib(self._budget)} of the GPU's "
                 f"{_gib(memory.total)}, but only {_gib(self._free)} are free; "
-                f"{_gib(self._budget - self._free)} are missing, so stop what else uses it or go down to "
-                f"{int(100 * self._free / memory.total) / 100:g}"
+                f"{_gib(self._budget - self._free)} are missing (the driver and CUDA hold some of it "
+                f"themselves), so stop what else uses it{lower}"
             )
         self._weights = self._buffers = self._activations = self._other = self._graphs = 0
 
@@ -166,15 +169,14 @@ class MemoryProfile:
 
     def _remedy(self) -> str:
         """What would make most room."""
+        more = "raise it" if self._utilization < self._most else "stop what else uses the GPU"
         steps = self._buffers + self._activations
         largest = max(self._weights, steps, self._graphs)
         if largest == self._weights:
-            return "raise it, or take a smaller model"
+            return f"{more}, or take a smaller model"
         if largest == steps:
-            return "raise it, or lower --max-num-batched-tokens or --max-num-seqs"
-        return (
-            "raise it, or capture fewer graphs with --cudagraph-capture-sizes, or none with --enforce-eager"
-        )
+            return f"{more}, or lower --max-num-batched-tokens or --max-num-seqs"
+        return f"{more}, or capture fewer graphs with --cudagraph-capture-sizes, or none with --enforce-eager"
 
 
 def describe(account: MemoryAccount) -> str:

@@ -144,6 +144,35 @@ def test_others_hold_too_much_of_the_gpu() -> None:
     MemoryProfile(memory, 0.75)
 
 
+def test_a_share_that_no_gpu_has() -> None:
+    """The driver and CUDA hold some of it before anything is there."""
+    memory = Memory()
+    memory.others = GIB // 2
+    with pytest.raises(ConfigError) as failure:
+        MemoryProfile(memory, 1.0)
+    text = str(failure.value)
+    assert text.startswith("--gpu-memory-utilization 1: that is 80.00 GiB of the GPU's 80.00 GiB")
+    assert "the driver and CUDA hold some of it themselves" in text
+    assert "go down to 0.99" in text
+    MemoryProfile(memory, 0.99)
+
+
+def test_others_hold_all_of_the_gpu() -> None:
+    memory = Memory()
+    memory.others = memory.total - 100 * MIB
+    with pytest.raises(ConfigError, match="so stop what else uses it$"):
+        MemoryProfile(memory, 0.9)
+
+
+def test_a_share_that_cannot_be_raised() -> None:
+    memory = Memory()
+    memory.others = 60 * GIB
+    profile = measured(memory, 0.25, weights=19 * GIB)
+    with pytest.raises(ConfigError, match="stop what else uses the GPU, or take a smaller model") as failure:
+        profile.account(64 * MIB)
+    assert "raise it" not in str(failure.value)
+
+
 @pytest.mark.parametrize(
     ("weights", "utilization", "missing", "remedy"),
     [
