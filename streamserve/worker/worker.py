@@ -181,10 +181,11 @@ class Worker:
             model = build_model(config, dtype, device)
         except (MemoryError, RuntimeError) as error:
             raise ConfigError(f"{no_room}; take a smaller model") from error
-        destinations = model.destinations()
-        weights_bytes = sum(tensor.nbytes for tensor in destinations.values())
+        is_packed = spec.compile == "none"
+        weights_bytes = model.num_bytes(packed=is_packed)
         if weights_bytes > free:
             raise ConfigError(f"{no_room} ({weights_bytes} bytes, {free} free); take a smaller model")
+        destinations = model.destinations()
         load_weights(
             spec.load_format,
             Path(spec.model_path),
@@ -194,7 +195,7 @@ class Worker:
         )
         # Views that would keep each matrix beside its packed form until all are packed.
         del destinations
-        if spec.compile == "none":
+        if is_packed:
             try:
                 model.pack()
             except (MemoryError, RuntimeError) as error:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
+from streamserve.errors import ConfigError  # noqa: E402
 from streamserve.worker.models.cpu_product import cpu_product  # noqa: E402
 from streamserve.worker.models.linear import Linear  # noqa: E402
 from streamserve.worker.spec import WorkerSpec  # noqa: E402
@@ -95,3 +96,45 @@ def test_a_worker_gives_each_matrix_up_as_soon_as_it_is_packed(
     if not outlived:
         pytest.skip("this build of torch packs no weights")
     assert not any(outlived)
+
+
+@pytest.mark.parametrize(("tied", "dtype"), [(True, "bfloat16"), (False, "bfloat16"), (True, "float32")])
+def test_the_weights_are_counted_as_they_are_packed(
+    tmp_path: Path, spec_for: Callable[..., WorkerSpec], tied: bool, dtype: str
+) -> None:
+    """Where the embedding is the output projection too, its packed form is a second one."""
+    if cpu_product(torch.zeros((512, 512), dtype=torch.bfloat16), None) is None:
+        pytest.skip("this build of torch packs no weights")
+    sizes = {"hidden_size": 256, "head_dim": 128, "intermediate_size": 640, "num_hidden_layers": 1}
+    folder = make_tiny_model(tmp_path / "model", tie_word_embeddings=tied, **sizes)
+    facts = Worker(spec_for(folder, dtype=dtype)).start(lambda what, share: None)
+    matrices = 256 * (512 + 2 * 256 + 512 + 3 * 640)
+    # A second one is there if it is packed, or a matrix of its own.
+    embeddings = 512 * 256 * (1 if dtype == "float32" else 2)
+    expected = (matrices + embeddings) * (4 if dtype == "float32" else 2)
+    assert expected <= facts.weights_bytes < expected + 10_000
+
+
+def test_what_is_packed_must_fit(
+    tmp_path: Path, spec_for: Callable[..., WorkerSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cpu_product(torch.zeros((512, 512), dtype=torch.bfloat16), None) is None:
+        pytest.skip("this build of torch packs no weights")
+    folder = make_tiny_model(tmp_path / "model", tie_word_embeddings=True, hidden_size=256)
+    spec = spec_for(folder, dtype="bfloat16")
+    needed = Worker(spec).start(lambda what, share: None).weights_bytes
+    monkeypatch.setattr("streamserve.worker.worker.free_bytes", lambda device: needed)
+    Worker(spec).start(lambda what, share: None)
+    monkeypatch.setattr("streamserve.worker.worker.free_bytes", lambda device: needed - 1)
+    with pytest.raises(ConfigError, match=f"do not fit .* \\({needed} bytes, {needed - 1} free\\)"):
+        Worker(spec).start(lambda what, share: None)
+
+
+def test_small_matrices_are_kept_twice_as_wide() -> None:
+    if cpu_product(torch.zeros((512, 512), dtype=torch.bfloat16), None) is None:
+        pytest.skip("this build of torch packs no weights")
+    projection = Linear(48, 40, has_bias=True, dtype=torch.bfloat16, device=CPU)
+    assert projection.num_bytes(packed=False) == 2 * (48 * 40 + 48)
+    assert projection.num_bytes(packed=True) == 4 * 48 * 40 + (2 + 4) * 48
+    large = Linear(512, 512, has_bias=True, dtype=torch.bfloat16, device=CPU)
+    assert large.num_bytes(packed=True) == large.num_bytes(packed=False)

@@ -160,7 +160,7 @@ def test_a_share_that_no_gpu_has() -> None:
 def test_others_hold_all_of_the_gpu() -> None:
     memory = Memory()
     memory.others = memory.total - 100 * MIB
-    with pytest.raises(ConfigError, match="so stop what else uses it$"):
+    with pytest.raises(ConfigError, match=r"so stop what else uses it$"):
         MemoryProfile(memory, 0.9)
 
 

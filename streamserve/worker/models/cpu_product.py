@@ -23,7 +23,7 @@ _ROWS = 512
 
 
 def cpu_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
-    """x [t, in_size] → x @ weight.T + bias, with its own copy of both.
+    """x [t, in_size] → x @ weight.T + bias, with a copy of its own of the weight.
 
     Args:
         weight: [out_size, in_size].
@@ -33,11 +33,34 @@ def cpu_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | No
         None where nothing is faster than the plain product: another device or dtype, or a build of torch
         without oneDNN.
     """
-    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
+    if not _is_for_here(weight):
         return None
     if weight.numel() <= _SMALL:
         return _in_float32(weight.float(), None if bias is None else bias.float())
     return _packed(weight, bias)
+
+
+def product_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> int | None:
+    """Bytes of the copies that `cpu_product` would make; None where it would make none."""
+    if not _is_for_here(weight):
+        return None
+    if weight.numel() <= _SMALL:
+        return 4 * (int(weight.numel()) + (0 if bias is None else int(bias.numel())))
+    return int(weight.nbytes) if _packs() else None
+
+
+def _is_for_here(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+
+
+def _packs() -> bool:
+    """Whether this build of torch and this processor multiply packed weights."""
+    operators: Any = torch.ops.mkldnn
+    try:
+        is_supported: bool = operators._is_mkldnn_bf16_supported()
+        return is_supported and hasattr(operators, "_reorder_linear_weight")
+    except (AttributeError, NotImplementedError):
+        return False
 
 
 def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -48,10 +71,10 @@ def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product | None:
+    if not _packs():
+        return None
     operators: Any = torch.ops.mkldnn
     try:
-        if not operators._is_mkldnn_bf16_supported():
-            return None
         packed = operators._reorder_linear_weight(weight, _ROWS)
         multiply = operators._linear_pointwise
     except (AttributeError, NotImplementedError):

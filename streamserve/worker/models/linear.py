@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from streamserve.worker.models.cpu_product import Product, cpu_product
+from streamserve.worker.models.cpu_product import Product, cpu_product, product_bytes
 
 
 class Linear:
@@ -38,6 +38,12 @@ class Linear:
         self._product = cpu_product(self.weight, self.bias)
         if self._product is not None:
             del self.weight
+
+    def num_bytes(self, *, packed: bool) -> int:
+        """Bytes that it takes, as it is loaded or as it will be packed; to be asked before that."""
+        bias = 0 if self.bias is None else int(self.bias.nbytes)
+        copies = product_bytes(self.weight, self.bias) if packed else None
+        return bias + (int(self.weight.nbytes) if copies is None else copies)
 
     def destinations(self, parts: dict[str, int]) -> dict[str, torch.Tensor]:
         """Where the tensors of the merged projections in `parts` (name → rows, in order) go."""

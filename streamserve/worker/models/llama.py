@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from streamserve.worker.attention.base import Attention
 from streamserve.worker.models.config import DecoderConfig
-from streamserve.worker.models.cpu_product import Product, cpu_product
+from streamserve.worker.models.cpu_product import Product, cpu_product, product_bytes
 from streamserve.worker.models.linear import Linear
 from streamserve.worker.models.rope import RotaryEmbedding, rotate
 
@@ -95,8 +95,18 @@ class LlamaLayer:
 
     def pack(self) -> None:
         """See `Linear.pack`."""
-        for projection in (self.qkv, self.output, self.gate_up, self.down):
+        for projection in self._projections():
             projection.pack()
+
+    def num_bytes(self, *, packed: bool) -> int:
+        """See `Linear.num_bytes`."""
+        norms = (self.input_norm, self.post_norm, self.q_norm, self.k_norm)
+        return sum(int(norm.nbytes) for norm in norms if norm is not None) + sum(
+            projection.num_bytes(packed=packed) for projection in self._projections()
+        )
+
+    def _projections(self) -> tuple[Linear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
 
     def project_qkv(
         self, hidden: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
@@ -154,6 +164,15 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             named |= {f"model.layers.{index}.{name}": t for name, t in layer.destinations().items()}
         return named
+
+    def num_bytes(self, *, packed: bool) -> int:
+        """Bytes of all parameters, as they are loaded or as `pack` will leave them; to be asked before it."""
+        copies = product_bytes(self.lm_head, None) if packed else None
+        to_logits = int(self.lm_head.nbytes) if copies is None else copies
+        if copies is None and self.config.tie_word_embeddings:
+            to_logits = 0
+        own = int(self.embedding.nbytes) + int(self.norm.nbytes) + to_logits
+        return own + sum(layer.num_bytes(packed=packed) for layer in self.layers)
 
     def pack(self) -> None:
         """Puts the loaded matrices into the form that the processor multiplies fastest.
