@@ -159,6 +159,34 @@ def test_any_number_of_tokens_runs_what_is_compiled(
     assert inductor.num_refused == 0
 
 
+def test_the_graph_is_split_however_it_names_the_attention(
+    eager: LlamaModel, cpp_compiler: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's versions differ in whether a traced operator is the one called or its overload."""
+
+    def attend(self: object, q: Any, k: Any, v: Any, out: Any, *, layer: int, metadata: Any) -> None:
+        torch.ops.streamserve.attend.default(q, k, v, out, layer)
+
+    monkeypatch.setattr("streamserve.worker.models.compiled._MarkedAttention.forward", attend)
+    model, inductor = compiled(WholeModel, eager, own_cache)
+    assert len(inductor.compilations) == NUM_LAYERS + 1
+    assert_close(hidden_of(model, 9), hidden_of(eager, 9))
+
+
+def test_an_attention_that_is_not_found_is_noticed(
+    eager: LlamaModel, cpp_compiler: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be compiled into a piece, and raise when that runs."""
+
+    def attend(self: object, q: Any, k: Any, v: Any, out: Any, *, layer: int, metadata: Any) -> None:
+        if layer != 1:
+            torch.ops.streamserve.attend(q, k, v, out, layer)
+
+    monkeypatch.setattr("streamserve.worker.models.compiled._MarkedAttention.forward", attend)
+    with pytest.raises(Exception, match=r"split at the attentions of layers \[0, 2, 3\], not of all 4"):
+        compiled(WholeModel, eager, own_cache)
+
+
 @pytest.mark.parametrize("level", ["pieces", "whole"])
 def test_a_long_day(folder: Path, compile_spec: Callable[..., WorkerSpec], level: str) -> None:
     """Requests come and go, in chunks, with shared prefixes, preempted: the tokens are those without."""

@@ -171,20 +171,33 @@ class WholeModel(CompiledModel):
         self._attention, self._metadata = _NoAttention(), None
 
     def _split(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        """A backend of torch.compile: attention runs between compiled parts."""
+        """A backend of torch.compile: attention runs between compiled parts.
+
+        Raises:
+            RuntimeError: an attention is not in the graph as the operator that stands for it.
+        """
+        attend = torch.ops.streamserve.attend
         parts: dict[torch.fx.Node, int] = {}
         part = 0
+        found = []
         for node in graph.graph.nodes:
-            is_attention = node.op == "call_function" and node.target is torch.ops.streamserve.attend
+            # The overload is what some versions of torch put into the graph.
+            is_attention = node.op == "call_function" and node.target in (attend, attend.default)
             if is_attention:
+                found.append(node.args[4])
                 node.target = self._attend
             part += is_attention
             parts[node] = part
             part += is_attention
+        num_layers = self.config.num_layers
+        if found != list(range(num_layers)):
+            raise RuntimeError(f"split at the attentions of layers {found}, not of all {num_layers}")
         split: torch.fx.GraphModule = split_module(
             graph, graph, lambda node: parts[node], keep_original_order=True
         )
-        for index, (name, child) in enumerate(list(split.named_children())):
+        children = list(split.named_children())
+        assert len(children) == 2 * num_layers + 1, [name for name, _ in children]
+        for index, (name, child) in enumerate(children):
             if not any(node.target == self._attend for node in child.graph.nodes):
                 examples = [n.meta["example_value"] for n in child.graph.nodes if n.op == "placeholder"]
                 delattr(split, name)
