@@ -14,6 +14,7 @@ from streamserve.errors import ConfigError
 from streamserve.worker.graphs.build import requested_mode
 from streamserve.worker.graphs.mode import CUDAGraphMode
 from streamserve.worker.inductor import Compilation, Inductor
+from streamserve.worker.models.cpu_product import packs_weights
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.model import Model
 from streamserve.worker.spec import WorkerSpec
@@ -40,8 +41,8 @@ class CompiledForward:
     compilations: Sequence[Compilation]
 
 
-def check_compile(spec: WorkerSpec, device: torch.device) -> None:
-    """Says early what a compilation would fail at late.
+def check_compile(spec: WorkerSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """Says early what a compilation would fail at late, and what speaks against it.
 
     Raises:
         ConfigError: a compiler is missing, or graphs are emulated.
@@ -72,6 +73,12 @@ def check_compile(spec: WorkerSpec, device: torch.device) -> None:
             f"{option}: finds no C++ compiler; install g++ (apt-get install g++), name one in the variable "
             "CXX, or use --compile none"
         ) from error
+    if packs_weights(dtype, device):
+        logger.warning(
+            "%s is slower than none in bfloat16 on a CPU: compiled code takes plain weights, which are "
+            "packed for the processor otherwise; use --compile none or --dtype float32",
+            option,
+        )
 
 
 def compile_model(spec: WorkerSpec, model: LlamaModel, progress: Progress) -> CompiledForward:

@@ -163,7 +163,7 @@ class Worker:
         self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, progress: Progress
     ) -> tuple[Model, int]:
         """The model, compiled if that is asked for, and the bytes of its parameters."""
-        check_compile(self._spec, device)
+        check_compile(self._spec, dtype, device)
         loaded, weights_bytes = self._load(config, dtype, device, progress)
         compiled = compile_model(self._spec, loaded, progress)
         self._compilations = compiled.compilations

@@ -21,6 +21,7 @@ from streamserve.worker.inductor import Inductor
 from streamserve.worker.loader import load_weights
 from streamserve.worker.models.compiled import CompiledModel, PiecewiseModel, WholeModel
 from streamserve.worker.models.config import read_decoder_config
+from streamserve.worker.models.cpu_product import packs_weights
 from streamserve.worker.models.llama import ForwardBuffers, LlamaModel
 from streamserve.worker.models.registry import build_model
 from streamserve.worker.spec import WorkerSpec
@@ -285,7 +286,21 @@ def test_no_triton(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     spec = spec_for(folder, compile="pieces")
     with pytest.raises(ConfigError, match=r"--compile pieces: needs the package triton, pip install"):
-        check_compile(spec, torch.device("cuda"))
+        check_compile(spec, torch.bfloat16, torch.device("cuda"))
+
+
+def test_slower_than_none(
+    folder: Path, spec_for: Callable[..., WorkerSpec], cpp_compiler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compiled code takes plain matrices, which in bfloat16 a CPU would rather have packed."""
+    if not packs_weights(torch.bfloat16, CPU):
+        pytest.skip("this build of torch packs no weights")
+    check_compile(spec_for(folder, compile="none"), torch.bfloat16, CPU)
+    check_compile(spec_for(folder, compile="pieces"), torch.float32, CPU)
+    assert caplog.text == ""
+    check_compile(spec_for(folder, compile="whole"), torch.bfloat16, CPU)
+    assert "--compile whole is slower than none" in caplog.text
+    assert "use --compile none or --dtype float32" in caplog.text
 
 
 def test_emulated_graphs_are_refused(folder: Path, spec_for: Callable[..., WorkerSpec]) -> None:

@@ -12,6 +12,7 @@ from loadtest.gpu_check.sections.decode import MODES, large_model, measure, spec
 from loadtest.gpu_check.setting import Setting
 from streamserve.errors import ConfigError
 from streamserve.worker.compile import check_compile, compile_model
+from streamserve.worker.device import resolve_dtype
 
 
 def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
@@ -19,7 +20,8 @@ def run(setting: Setting, record: Record, shared: dict[str, Any]) -> None:
     large = large_model(setting, shared)
     spec = spec_of(setting, compile="pieces", compile_cache=str(setting.folder / "compiled"))
     try:
-        check_compile(spec, torch.device(setting.device))
+        device = torch.device(setting.device)
+        check_compile(spec, resolve_dtype(spec.dtype, device), device)
     except ConfigError as error:
         record.skip(str(error))
         return

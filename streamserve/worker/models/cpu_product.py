@@ -49,6 +49,11 @@ def product_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> int | None
     return int(weight.nbytes) if _packs() else None
 
 
+def packs_weights(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether matrices of `dtype` on `device` are multiplied in a form of their own."""
+    return device.type == "cpu" and dtype is torch.bfloat16 and _packs()
+
+
 def _is_for_here(weight: torch.Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype is torch.bfloat16
 
