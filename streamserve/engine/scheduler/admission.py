@@ -75,13 +75,14 @@ class Admission:
         """Whether somebody waits who could come in, if the budget has something left for it.
 
         Ask before the running requests get their blocks. To give them those changes nothing, since they were
-        promised, unless memory is so short that nobody is admitted.
+        promised, unless memory is so short that nobody is admitted. A seat kept for one who then finds no
+        room would be lost to those who run.
         """
         if not (self._has_seat() and len(self._queue)):
             return False
         self._queue.update()
         request = self._queue.peek()
-        return request is not None and not self._is_still_blocked(request, self._spare_blocks())
+        return request is not None and self._find_room(request, self._spare_blocks()) is not None
 
     def admit(
         self, budget: int, step: int, *, is_shared: bool, document_tokens: int | None = None

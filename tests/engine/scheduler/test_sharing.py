@@ -111,6 +111,20 @@ def test_of_many_long_prompts_few_are_read_in_a_step():
     assert len(harness.diffs) <= 30 * 1000 / BUDGET + 10
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_no_seat_is_kept_for_who_finds_no_memory(policy: str) -> None:
+    """Whoever is first in the queue: here the one before has given up, after each step."""
+    harness = Harness(limits(max_num_seqs=8, num_blocks=28, max_model_len=400), policy)
+    harness.add(prompt(399, 1), max_tokens=1)
+    harness.step()
+    waiting = [harness.add(prompt(200, 2 + seed), tenant=str(seed % 3)) for seed in range(6)]
+    for stream in waiting:
+        harness.step()
+        harness.abort(stream)
+    counts = [int(diff.num_tokens.sum()) for diff in harness.diffs if diff.num_tokens is not None]
+    assert counts == [64] * 6 + [15]
+
+
 def test_while_two_prompts_are_read_neither_has_more_than_half():
     harness = Harness(SIZES)
     streams = [harness.add(text(2000, seed), max_tokens=1) for seed in range(2)]
