@@ -130,8 +130,14 @@ def test_shared_prefix(tiny_worker: Worker, tiny_model: Path) -> None:
     ("architecture", "overrides"),
     [
         ("mistral", {}),
+        # Served up to the window, within which it is full attention.
+        ("mistral", {"sliding_window": 128, "head_dim": 32}),
         ("qwen2", {"tie_word_embeddings": True}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}),
         ("qwen3", {"head_dim": 32}),
+        ("qwen3", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 0.1, "head_dim": 24}),
+        ("llama", {"head_dim": 80, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
         ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
         ("llama", {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
         (
@@ -148,14 +154,17 @@ def test_shared_prefix(tiny_worker: Worker, tiny_model: Path) -> None:
             },
         ),
     ],
-    ids=["mistral", "qwen2-tied", "qwen3", "llama-biases", "rope-linear", "rope-llama3"],
+    ids=[
+        *("mistral", "mistral-window", "qwen2-tied", "qwen2-window", "qwen3", "qwen3-biases-tied"),
+        *("llama-tied", "llama-wide-heads", "llama-biases", "rope-linear", "rope-llama3"),
+    ],
 )
 def test_other_models(
     tmp_path: Path, spec_for: Callable[..., WorkerSpec], architecture: str, overrides: dict[str, Any]
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", architecture, seed=3, **overrides)
     prompts = [prompt_of(length, seed=9) for length in (3, 40, 90)]
-    worker = Worker(spec_for(folder))
+    worker = Worker(spec_for(folder, max_model_len=None))
     worker.start(lambda what, share: None)
     driver = make_driver(worker, budget=48)
     requests = [driver.add(prompt, greedy()) for prompt in prompts]
