@@ -32,7 +32,7 @@ pytestmark = pytest.mark.torch
 PROGRAM = Path(__file__).parent / "programs" / "compile_kernels.py"
 CPU = torch.device("cpu")
 # compute capability → bytes of shared memory that a program may have.
-SHARED = {80: 163 << 10, 90: 227 << 10}
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -90,11 +90,13 @@ def compile_all(jobs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]
 
 
 def attention_launches(
-    monkeypatch: pytest.MonkeyPatch, heads: Heads, page: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, heads: Heads, page: int, dtype: torch.dtype, capability: int
 ) -> list[Launch]:
     """Those of a step of decodes and chunks."""
     rig = PagedRig(heads, page, dtype, width=512 // page, num_blocks=4)
-    backend = triton_paged.TritonPagedAttention(rig.cache, rig.batch_shape, rig.variant)
+    backend = triton_paged.TritonPagedAttention(
+        rig.cache, rig.batch_shape, rig.variant, shared_bytes=SHARED[capability]
+    )
     numbers = {
         "query_start": torch.zeros(5, dtype=torch.int32),
         "seq_lens": torch.zeros(4, dtype=torch.int32),
@@ -121,7 +123,7 @@ def sampler_launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 
 
 def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    launches = attention_launches(monkeypatch, Heads(8, 2, 128), 64, torch.bfloat16)
+    launches = attention_launches(monkeypatch, Heads(8, 2, 128), 64, torch.bfloat16, 90)
     launches += sampler_launches(monkeypatch)
     results = compile_all([job(launch, 90) for launch in launches], tmp_path)
     on_tensor_cores = {done["kernel"] for done in results if done["uses_tensor_cores"]}
@@ -135,14 +137,16 @@ def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.mark.heavy
 @pytest.mark.parametrize("capability", SHARED)
 def test_all_variants_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int) -> None:
-    """Pages below and above a tile, every format, odd heads, windows and caps."""
+    """Pages below and above a tile, every format, wide and odd heads, windows and caps."""
     launches = sampler_launches(monkeypatch)
     for heads, page, dtype in (
         (Heads(32, 8, 128), 16, torch.bfloat16),
         (Heads(9, 3, 64), 16, torch.float16),
         (Heads(16, 1, 256), 256, torch.bfloat16),
         (Heads(4, 4, 80, window=100, soft_cap=30.0), 32, torch.bfloat16),
+        (Heads(128, 1, 256), 16, torch.bfloat16),
         (Heads(8, 2, 128), 64, torch.float32),
+        (Heads(8, 2, 256), 64, torch.float32),
     ):
-        launches += attention_launches(monkeypatch, heads, page, dtype)
+        launches += attention_launches(monkeypatch, heads, page, dtype, capability)
     compile_all([job(launch, capability) for launch in launches], tmp_path)

@@ -75,12 +75,19 @@ class TritonPagedAttention(PagedAttentionBackend):
         variant: what the model asks for.
         split_size: the fewest keys that a decode program goes through, a multiple of 64; it is part of the
             arithmetic: results of different sizes differ in the last digits.
+        shared_bytes: shared memory that a program may have; None asks the device.
     """
 
     graph_support: ClassVar[GraphSupport] = GraphSupport.ALWAYS
 
     def __init__(
-        self, cache: KVCache, shape: BatchShape, variant: AttentionVariant, split_size: int = LEAST_SPLIT
+        self,
+        cache: KVCache,
+        shape: BatchShape,
+        variant: AttentionVariant,
+        split_size: int = LEAST_SPLIT,
+        *,
+        shared_bytes: int | None = None,
     ) -> None:
         keys = cache.keys[0]
         _, page, num_kv_heads, head_dim = keys.shape
@@ -101,9 +108,12 @@ class TritonPagedAttention(PagedAttentionBackend):
             "HAS_CAP": variant.soft_cap > 0.0,
             "PADDED_DIM": max(16, _next_power_of_2(head_dim)),
         }
-        self._chunk_tile = _chunk_tile(keys.dtype, self._group)
+        if shared_bytes is None:
+            shared_bytes = _shared_bytes(keys.device)
+        padded_dim = self._common["PADDED_DIM"]
+        self._chunk_tile = _chunk_tile(keys.dtype, self._group, padded_dim, shared_bytes)
         self._queries = self._chunk_tile["ROWS"] // self._group
-        self._decode_tile = _decode_tile(keys.dtype, self._group)
+        self._decode_tile = _decode_tile(keys.dtype, self._group, padded_dim, shared_bytes)
         parts = (shape.max_num_seqs, variant.num_heads, self._max_splits if self._max_splits > 1 else 0)
         self._sums = torch.zeros((*parts, head_dim), dtype=torch.float32, device=keys.device)
         self._weights = torch.zeros(parts, dtype=torch.float32, device=keys.device)
@@ -197,21 +207,60 @@ class TritonPagedAttention(PagedAttentionBackend):
         )
 
 
-def _chunk_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
-    """How many rows and keys a program of `chunk_kernel` holds, and with how many warps."""
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program on `device` may have."""
+    if device.type != "cuda":
+        # The interpreter has all of the machine's.
+        return 1 << 30
+    num_bytes: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return num_bytes
+
+
+def _chunk_tile(dtype: torch.dtype, group: int, padded_dim: int, shared_bytes: int) -> dict[str, Any]:
+    """How many rows and keys a program of `chunk_kernel` holds, and with how many warps.
+
+    Args:
+        dtype: of the cache.
+        group: query heads that share a KV head.
+        padded_dim: of a head.
+        shared_bytes: shared memory that a program may have.
+    """
     least = max(16, _next_power_of_2(group))
     if dtype.itemsize == 2:
-        return {"ROWS": max(128, least), "TILE": 64, "num_warps": 8, "num_stages": 2}
+        rows, keys = _fitting(max(128, least), max(64, least), padded_dim, shared_bytes // 2)
+        return {"ROWS": rows, "TILE": keys, "num_warps": 8, "num_stages": 2}
     # Float32 goes without tensor cores and takes twice the registers.
     return {"ROWS": max(32, least), "TILE": 32, "num_warps": 4, "num_stages": 1}
 
 
-def _decode_tile(dtype: torch.dtype, group: int) -> dict[str, Any]:
+def _decode_tile(dtype: torch.dtype, group: int, padded_dim: int, shared_bytes: int) -> dict[str, Any]:
     """The same for `decode_kernel`: as few rows as the matrix units take."""
     rows = max(16, _next_power_of_2(group))
     if dtype.itemsize == 2:
-        return {"ROWS": rows, "TILE": 64, "num_warps": 4, "num_stages": 3}
+        _, keys = _fitting(rows, rows, padded_dim, shared_bytes // 2)
+        return {"ROWS": rows, "TILE": keys, "num_warps": 4, "num_stages": 3}
     return {"ROWS": rows, "TILE": 32, "num_warps": 4, "num_stages": 2}
+
+
+def _fitting(rows: int, least_rows: int, padded_dim: int, room: int) -> tuple[int, int]:
+    """Rows and keys of a tile whose queries, keys, values and weights are in shared memory together.
+
+    Fewer rows come before fewer keys: more programs run at a time then, where the other way round each of
+    them takes more turns.
+
+    Args:
+        rows: to begin with.
+        least_rows: no fewer than that.
+        padded_dim: of a head.
+        room: numbers that fit into shared memory.
+    """
+    keys = 64
+    while (rows + 2 * keys) * padded_dim + rows * keys > room and (rows > least_rows or keys > 16):
+        if rows > least_rows:
+            rows //= 2
+        else:
+            keys //= 2
+    return rows, keys
 
 
 def choose_max_splits(max_model_len: int, num_kv_heads: int, split_size: int) -> int:

@@ -68,6 +68,27 @@ def test_chunks_through_a_sliding_window(window: int) -> None:
     rig.check(backend_for(rig), [(0, 70), (50, 20), (37, 2), (100, 1)])
 
 
+@pytest.mark.parametrize("shared_kib", [40, 99])
+def test_tiles_that_fit_into_little_shared_memory(shared_kib: int) -> None:
+    rig = PagedRig(Heads(6, 2, 256), 16, torch.float16)
+    backend = TritonPagedAttention(rig.cache, rig.batch_shape, rig.variant, 64, shared_bytes=shared_kib << 10)
+    rows, keys = backend._chunk_tile["ROWS"], backend._chunk_tile["TILE"]
+    assert (rows, keys) == ((64, 32) if shared_kib == 99 else (64, 16))
+    rig.check(backend, [(40, 1), (3, 70), (0, 1), (70, 1)], tolerance=4e-3)
+
+
+def test_tiles_are_as_large_as_the_device_takes() -> None:
+    """The largest of each compute capability: 8.0, 8.6 and 8.9, 9.0."""
+    for shared_kib, dim, tile in (
+        *((163, 256, (128, 64)), (99, 256, (64, 32)), (227, 256, (128, 64))),
+        *((163, 128, (128, 64)), (99, 128, (128, 64)), (227, 128, (128, 64))),
+    ):
+        chosen = triton_paged._chunk_tile(torch.bfloat16, 4, dim, shared_kib << 10)
+        assert (chosen["ROWS"], chosen["TILE"]) == tile
+    with_many_heads = triton_paged._chunk_tile(torch.bfloat16, 128, 256, 99 << 10)
+    assert (with_many_heads["ROWS"], with_many_heads["TILE"]) == (128, 16)
+
+
 def test_scores_are_capped() -> None:
     rig = PagedRig(Heads(soft_cap=0.7), 16)
     rig.check(backend_for(rig), [(0, 20), (70, 1), (20, 1)])
@@ -200,7 +221,8 @@ def test_the_number_of_splits_is_bounded() -> None:
 
 def test_a_split_is_made_of_whole_tiles() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert SPLIT_STEP % triton_paged._decode_tile(dtype, 4)["TILE"] == 0
+        for shared_kib in (48, 99, 227):
+            assert SPLIT_STEP % triton_paged._decode_tile(dtype, 4, 256, shared_kib << 10)["TILE"] == 0
 
 
 def test_declares_what_it_can() -> None:
