@@ -47,7 +47,7 @@ def test_answers_are_as_the_document_says(tiny_model, tmp_path):
             "--header=Authorization: Bearer sk-root",
             f"--checks={','.join(CHECKS)}",
             "--phases=coverage,fuzzing",
-            "--max-examples=25",
+            "--max-examples=60",
             "--request-timeout=120",
             "--continue-on-failure",
             "--no-color",
