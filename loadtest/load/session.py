@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gevent
 import httpx
@@ -22,6 +22,7 @@ from loadtest.load.options import Settings
 from loadtest.load.plot import plot
 from loadtest.load.summary import Summary, table, write_csv
 from loadtest.load.timeline import Counts, Timeline
+from streamserve.bench.http import Address
 from streamserve.bench.server import context_length, first_model, word_costs
 from streamserve.bench.words import TextMaker
 from streamserve.errors import StreamserveError
@@ -68,7 +69,7 @@ class Session:
         self._environment = environment
         self.settings = Settings.of(environment.parsed_options)
         self._timeline = Timeline()
-        self._begun = self._cpu = self._worker_cpu = 0.0
+        self._begun = self._counted_from = self._cpu = self._worker_cpu = 0.0
         self._summary: Summary | None = None
         self._sampler: gevent.Greenlet | None = None
 
@@ -89,6 +90,9 @@ class Session:
             environment.shape_class.runner = environment.runner
         environment.events.test_start.add_listener(self._on_start)
         environment.events.test_stop.add_listener(self._on_stop)
+        environment.events.reset_stats.add_listener(self._on_reset)
+        if environment.reset_stats:
+            environment.events.spawning_complete.add_listener(self._on_reset)
         environment.events.quitting.add_listener(self._on_quitting)
         environment.events.quit.add_listener(self._on_quit)
 
@@ -97,30 +101,43 @@ class Session:
         return random.Random(self._seeds.random())
 
     def _on_start(self, environment: Any, **_: Any) -> None:
-        if not isinstance(environment.runner, MasterRunner):
-            self._ask_server()
+        self._summary = None
+        try:
+            # Anew, for the web page or the master may have changed them.
+            self.settings = Settings.of(environment.parsed_options)
+            if not isinstance(environment.runner, MasterRunner):
+                self._ask_server()
+        except (ValueError, StreamserveError, httpx.InvalidURL) as error:
+            self._give_up(str(error).replace("--base-url", "--host"))
         self._seeds = random.Random(f"{self.settings.seed}/{getattr(environment.runner, 'worker_index', 0)}")
         self._timeline = Timeline()
-        self._begun, self._cpu, self._worker_cpu = time.monotonic(), time.process_time(), 0.0
+        self._begun, self._worker_cpu = time.monotonic(), 0.0
+        self._on_reset()
         if not isinstance(environment.runner, WorkerRunner):
             self._sampler = gevent.spawn(self._sample)
 
-    def _ask_server(self) -> None:
-        """Finds out what prompts can be made of. Here, for the web page may have changed the host."""
-        settings = self.settings
-        headers = headers_of(settings)
-        try:
-            with httpx.Client(
-                base_url=self._environment.host or "", headers=headers, timeout=30.0, trust_env=False
-            ) as client:
-                self.model = settings.model or first_model(client)
-                lengths = settings.lengths.within(context_length(client, self.model))
-                maker = TextMaker(word_costs(client, self.model, _log.warning))
-        except (StreamserveError, httpx.InvalidURL) as error:
-            _log.error("The load test cannot begin: %s", error)
+    def _on_reset(self, **_: Any) -> None:
+        """locust's rows begin at zero."""
+        self._counted_from, self._cpu = time.monotonic(), time.process_time()
+
+    def _give_up(self, why: str) -> NoReturn:
+        """Ends the greenlet that would start the users; only that where a web page lets one try again."""
+        _log.error("The load test cannot begin: %s", why)
+        if self._environment.web_ui is None:
             self._environment.process_exit_code = _WRONG_OPTIONS
             self._environment.runner.quit()
-            raise
+        # locust would log any exception, and go on.
+        raise gevent.GreenletExit
+
+    def _ask_server(self) -> None:
+        """Finds out what prompts can be made of. Here, for the web page may have changed the host."""
+        settings, host = self.settings, self._environment.host or ""
+        Address.of(host, "")
+        headers = headers_of(settings)
+        with httpx.Client(base_url=host, headers=headers, timeout=30.0, trust_env=False) as client:
+            self.model = settings.model or first_model(client)
+            lengths = settings.lengths.within(context_length(client, self.model))
+            maker = TextMaker(word_costs(client, self.model, _log.warning))
         self.mix = Mix(settings.mix, lengths, maker, settings.seed)
 
     def _sample(self) -> None:
@@ -142,11 +159,14 @@ class Session:
             return
         self._sampler.kill()
         self._sampler = None
-        duration_s = time.monotonic() - self._begun
+        duration_s = time.monotonic() - self._counted_from
         cpu = max((time.process_time() - self._cpu) / duration_s, self._worker_cpu)
         self._summary = recorder.summary_of(environment.stats, duration_s, cpu)
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
+        if self._sampler is not None:
+            # Ended by a signal. locust would stop the test after this, too late to be judged and written.
+            environment.runner.stop()
         if self._summary is None:
             return
         prefix = environment.parsed_options.csv_prefix

@@ -9,6 +9,7 @@ import httpx
 from streamserve.bench.words import USUAL_COST, WORDS, Costs
 from streamserve.errors import RequestFailed
 
+_NO_KEY = (401, 403)
 # As text, in byte-level vocabularies, and in SentencePiece's.
 _SPACES = (" ", "Ġ", "▁")
 
@@ -24,9 +25,11 @@ def first_model(client: httpx.Client) -> str:
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        raise RequestFailed(
-            f"{client.base_url}/v1/models answers {error.response.status_code}; keys go into OPENAI_API_KEY."
-        ) from error
+        status = error.response.status_code
+        hint = "keys go into OPENAI_API_KEY" if status in _NO_KEY else "name a model with --model"
+        if str(client.base_url).rstrip("/").endswith("/v1"):
+            hint = "the address is without its /v1"
+        raise RequestFailed(f"{error.request.url} answers {status}; {hint}.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestFailed(f"cannot reach {client.base_url}: {error}") from error
     except (ValueError, LookupError, TypeError) as error:

@@ -55,6 +55,15 @@ def test_a_wrong_mix_is_explained(text: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize("document", [1, 100, 256, 260, 700, 8000])
+def test_a_document_is_as_long_as_asked_and_new_from_its_beginning(document: int) -> None:
+    questions = draw("document", Lengths(document=document), 20)
+    # Words are of two tokens.
+    assert {tokens(question) for question in questions} == {document // 2 * 2}
+    if document >= 100:
+        assert len({question.messages[0]["content"][:60] for question in questions}) == 20
+
+
 def test_kinds_come_by_their_weights() -> None:
     kinds = Counter(
         question.kind for question in draw("sharegpt:3,document:1,shared-prefix:0", Lengths(), 2000)
