@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 
 import gevent
 import httpx
-from locust import LoadTestShape
+from locust import LoadTestShape, runners
 from locust.runners import MasterRunner, WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest.load import recorder
 from loadtest.load.arrivals import Shape
+from loadtest.load.client_cpu import ClientCpu
 from loadtest.load.mixes import Mix
 from loadtest.load.options import Settings
 from loadtest.load.plot import plot
@@ -28,7 +29,10 @@ from streamserve.bench.words import TextMaker
 from streamserve.errors import StreamserveError
 
 _SAMPLE_S = 1.0
+# Of several processes: each tells its figures once a second, at moments of its own.
+_SAMPLE_AT_MASTER_S = 3.0
 _WRONG_OPTIONS = 2
+_CPU_S = "streamserve_cpu_s"
 _log = logging.getLogger(__name__)
 # It would tell of each request of its own.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -69,7 +73,10 @@ class Session:
         self._environment = environment
         self.settings = Settings.of(environment.parsed_options)
         self._timeline = Timeline()
-        self._begun = self._counted_from = self._cpu = self._worker_cpu = 0.0
+        self._begun = self._counted_from = 0.0
+        self._cpu = ClientCpu()
+        self._busiest = 0.0
+        self._duration_s: float | None = None
         self._summary: Summary | None = None
         self._sampler: gevent.Greenlet | None = None
 
@@ -80,6 +87,7 @@ class Session:
         # of them.
         gevent.get_hub().loop.update_now()
         recorder.use_fine_buckets()
+        runners.WORKER_REPORT_INTERVAL = _SAMPLE_S
         for user_class in list(environment.user_classes):
             user_class.session = self
             user_class.weight = self.settings.weights[user_class.transport]
@@ -90,6 +98,8 @@ class Session:
             environment.shape_class.runner = environment.runner
         environment.events.test_start.add_listener(self._on_start)
         environment.events.test_stop.add_listener(self._on_stop)
+        environment.events.report_to_master.add_listener(_on_report)
+        environment.events.worker_report.add_listener(self._on_worker_report)
         environment.events.reset_stats.add_listener(self._on_reset)
         if environment.reset_stats:
             environment.events.spawning_complete.add_listener(self._on_reset)
@@ -101,7 +111,7 @@ class Session:
         return random.Random(self._seeds.random())
 
     def _on_start(self, environment: Any, **_: Any) -> None:
-        self._summary = None
+        self._duration_s = None
         try:
             # Anew, for the web page or the master may have changed them.
             self.settings = Settings.of(environment.parsed_options)
@@ -111,14 +121,18 @@ class Session:
             self._give_up(str(error).replace("--base-url", "--host"))
         self._seeds = random.Random(f"{self.settings.seed}/{getattr(environment.runner, 'worker_index', 0)}")
         self._timeline = Timeline()
-        self._begun, self._worker_cpu = time.monotonic(), 0.0
+        self._begun = time.monotonic()
         self._on_reset()
         if not isinstance(environment.runner, WorkerRunner):
             self._sampler = gevent.spawn(self._sample)
 
     def _on_reset(self, **_: Any) -> None:
         """locust's rows begin at zero."""
-        self._counted_from, self._cpu = time.monotonic(), time.process_time()
+        self._counted_from = time.monotonic()
+        self._cpu.restart()
+
+    def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        self._cpu.report(client_id, data.get(_CPU_S, 0.0))
 
     def _give_up(self, why: str) -> NoReturn:
         """Ends the greenlet that would start the users; only that where a web page lets one try again."""
@@ -142,50 +156,49 @@ class Session:
 
     def _sample(self) -> None:
         before = Counts()
+        is_master = isinstance(self._environment.runner, MasterRunner)
         while True:
-            gevent.sleep(_SAMPLE_S)
+            gevent.sleep(_SAMPLE_AT_MASTER_S if is_master else _SAMPLE_S)
             now = recorder.counts(self._environment.stats, time.monotonic() - self._begun)
             self._timeline.add(now.since(before, self._environment.runner.user_count))
             before = now
-            self._worker_cpu = max(self._worker_cpu, *self._cpu_of_workers())
 
-    def _cpu_of_workers(self) -> list[float]:
-        runner = self._environment.runner
-        clients = runner.clients.values() if isinstance(runner, MasterRunner) else ()
-        return [0.0, *(client.cpu_usage / 100 for client in clients)]
-
-    def _on_stop(self, environment: Any, **_: Any) -> None:
+    def _on_stop(self, **_: Any) -> None:
         if self._sampler is None:
             return
         self._sampler.kill()
         self._sampler = None
-        duration_s = time.monotonic() - self._counted_from
-        cpu = max((time.process_time() - self._cpu) / duration_s, self._worker_cpu)
-        self._summary = recorder.summary_of(environment.stats, duration_s, cpu)
+        self._duration_s = time.monotonic() - self._counted_from
+        self._busiest = self._cpu.busiest()
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
         if self._sampler is not None:
-            # Ended by a signal. locust would stop the test after this, too late to be judged and written.
-            environment.runner.stop()
-        if self._summary is None:
+            # Ended by a signal. locust would end the test after this, too late to be judged and written.
+            environment.runner.quit()
+        if self._duration_s is None:
             return
         prefix = environment.parsed_options.csv_prefix
         if prefix:
             # locust's own files are written now and then; let them see the end.
             gevent.sleep(CSV_STATS_INTERVAL_SEC * 1.2)
+        # Not before: the last figures of workers come after the end of the test.
+        self._summary = recorder.summary_of(environment.stats, self._duration_s, self._busiest)
         self._write(self._summary, prefix)
+        if environment.process_exit_code is None and not environment.runner.exceptions:
+            self._judge(self._summary)
+
+    def _judge(self, summary: Summary) -> None:
+        """Sets the exit code, unless that is locust's to do."""
         thresholds = self.settings.thresholds
-        if (
-            thresholds.are_given
-            and environment.process_exit_code is None
-            and not environment.runner.exceptions
-        ):
-            missed = list(thresholds.missed(self._summary))
-            for line in missed:
-                _log.error("Threshold: %s", line)
-            # Errors are locust's to judge unless there is a threshold for them.
-            if missed or thresholds.max_error_rate is not None:
-                environment.process_exit_code = int(bool(missed))
+        missed = list(thresholds.missed(summary))
+        for line in missed:
+            _log.error("Threshold: %s", line)
+        # Errors are locust's to judge unless there is a threshold for them.
+        if missed or thresholds.max_error_rate is not None:
+            self._environment.process_exit_code = int(bool(missed))
+        if not summary.requests and isinstance(self._environment.runner, MasterRunner):
+            _log.error("No worker has ended a request; their own logs may say why.")
+            self._environment.process_exit_code = _WRONG_OPTIONS
 
     def _write(self, summary: Summary, prefix: str | None) -> None:
         picture = Path(self.settings.plot or f"{prefix}_load.png")
@@ -207,6 +220,10 @@ class Session:
     def _on_quit(self, **_: Any) -> None:
         if self._summary is not None:
             print(f"\n{table(self._summary)}\n", file=sys.stderr, flush=True)
+
+
+def _on_report(data: dict[str, Any], **_: Any) -> None:
+    data[_CPU_S] = time.process_time()
 
 
 def headers_of(settings: Settings) -> dict[str, str]:

@@ -66,6 +66,18 @@ def word_costs(client: httpx.Client, model: str, say: Callable[[str], None]) -> 
     return dict(zip(WORDS, counts, strict=True))
 
 
+def special_tokens(client: httpx.Client, model: str) -> int:
+    """Tokens that the server adds to each prompt, such as a BOS, by its /tokenize; 0 where it has none."""
+    counts = []
+    for adds in (True, False):
+        body = {"model": model, "prompt": WORDS[0], "add_special_tokens": adds}
+        try:
+            counts.append(len(client.post("/tokenize", json=body).raise_for_status().json()["tokens"]))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return 0
+    return max(counts[0] - counts[1], 0)
+
+
 def _words(tokens: Sequence[str]) -> Iterator[list[str]]:
     """The tokens of each word; one begins at a space, however the vocabulary writes that."""
     word: list[str] = []

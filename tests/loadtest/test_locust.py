@@ -218,8 +218,20 @@ def test_steps_in_several_processes(tiny_server: Any, tmp_path: Path) -> None:
     with Path(f"{prefix}_stats_history.csv").open() as file:
         users = [int(row["User Count"]) for row in csv.DictReader(file)]
     assert {2, 4} <= set(users)
-    assert figures(prefix)["requests", "all"]["count"] > 0
+    # What the workers tell last is in the summary too.
+    total = int(rows(prefix)["Aggregated", ""]["Request Count"])
+    assert 0 < figures(prefix)["requests", "all"]["count"] == total
+    assert re.search(r"^client +0\.(?!00)", done.stderr, re.MULTILINE), done.stderr
     assert is_picture(Path(f"{prefix}_load.png"))
+
+
+def test_workers_that_cannot_begin_are_exit_code_2() -> None:
+    class Nobody:
+        url = "http://127.0.0.1:1"
+
+    done = locust(Nobody, "-u=1", "-t=3s", "--processes=2")
+    assert done.returncode == 2
+    assert "No worker has ended a request" in done.stderr
 
 
 def test_one_transport_alone(tiny_server: Any) -> None:

@@ -124,6 +124,14 @@ def test_an_open_loop_is_a_poisson_process_whatever_the_answers_take() -> None:
     assert len(moments) / (moments[-1] - 50.0) == pytest.approx(4.0, rel=0.05)
 
 
+def test_who_is_behind_its_plan_says_by_how_much() -> None:
+    arrivals = PoissonArrivals(4.0, random.Random(2))
+    assert arrivals.lateness(50.0) == 0.0
+    due = 50.0 + arrivals.pause(50.0)
+    assert arrivals.lateness(due + 3.0) == pytest.approx(3.0)
+    assert ThinkTime(2.0, random.Random(3)).lateness(9.0) == 0.0
+
+
 def test_a_closed_loop_thinks() -> None:
     thinking = ThinkTime(2.0, random.Random(3))
     assert fmean(thinking.pause(0.0) for _ in range(5000)) == pytest.approx(2.0, rel=0.05)
