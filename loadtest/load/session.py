@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,7 @@ class Session:
         self._begun = self._counted_from = 0.0
         self._cpu = ClientCpu()
         self._busiest = 0.0
+        self._before = Counts()
         self._duration_s: float | None = None
         self._summary: Summary | None = None
         self._sampler: gevent.Greenlet | None = None
@@ -96,6 +98,9 @@ class Session:
         if self.settings.shape is not None:
             environment.shape_class = UserShape(self.settings.shape)
             environment.shape_class.runner = environment.runner
+        is_worker = isinstance(environment.runner, WorkerRunner)
+        if not is_worker and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            gevent.signal_handler(signal.SIGINT, _interrupt)
         environment.events.test_start.add_listener(self._on_start)
         environment.events.test_stop.add_listener(self._on_stop)
         environment.events.report_to_master.add_listener(_on_report)
@@ -120,7 +125,7 @@ class Session:
         except (ValueError, StreamserveError, httpx.InvalidURL) as error:
             self._give_up(str(error).replace("--base-url", "--host"))
         self._seeds = random.Random(f"{self.settings.seed}/{getattr(environment.runner, 'worker_index', 0)}")
-        self._timeline = Timeline()
+        self._timeline, self._before = Timeline(), Counts()
         self._begun = time.monotonic()
         self._on_reset()
         if not isinstance(environment.runner, WorkerRunner):
@@ -155,13 +160,15 @@ class Session:
         self.mix = Mix(settings.mix, lengths, maker, settings.seed)
 
     def _sample(self) -> None:
-        before = Counts()
         is_master = isinstance(self._environment.runner, MasterRunner)
         while True:
             gevent.sleep(_SAMPLE_AT_MASTER_S if is_master else _SAMPLE_S)
-            now = recorder.counts(self._environment.stats, time.monotonic() - self._begun)
-            self._timeline.add(now.since(before, self._environment.runner.user_count))
-            before = now
+            self._add_sample(self._environment.runner.user_count)
+
+    def _add_sample(self, users: int) -> None:
+        now = recorder.counts(self._environment.stats, time.monotonic() - self._begun)
+        self._timeline.add(now.since(self._before, users))
+        self._before = now
 
     def _on_stop(self, **_: Any) -> None:
         if self._sampler is None:
@@ -169,6 +176,9 @@ class Session:
         self._sampler.kill()
         self._sampler = None
         self._duration_s = time.monotonic() - self._counted_from
+        if not self._timeline.samples:
+            # So short a run has a picture too.
+            self._add_sample(self._environment.runner.target_user_count)
         self._busiest = self._cpu.busiest()
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
@@ -220,6 +230,11 @@ class Session:
     def _on_quit(self, **_: Any) -> None:
         if self._summary is not None:
             print(f"\n{table(self._summary)}\n", file=sys.stderr, flush=True)
+
+
+def _interrupt() -> None:
+    """Ctrl-C for locust's main greenlet. Else it would be an error of whichever user runs just then."""
+    gevent.get_hub().handle_system_error(KeyboardInterrupt, KeyboardInterrupt())
 
 
 def _on_report(data: dict[str, Any], **_: Any) -> None:

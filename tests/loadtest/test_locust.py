@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import os
 import random
 import re
 import signal
@@ -121,6 +122,32 @@ def test_ctrl_c_is_an_end_like_any_other(tiny_server: Any, tmp_path: Path) -> No
     assert "Threshold: TTFT p95" in errors
     assert figures(prefix)["requests", "all"]["count"] > 0
     assert is_picture(Path(f"{prefix}_load.png"))
+
+
+def test_ctrl_c_with_a_server_of_its_own(tiny_model: Path) -> None:
+    options = [*SHORT, "-u=2", "-r=2", "--loglevel=INFO"]
+    command = [sys.executable, "-m", "loadtest.load.serving", "", str(tiny_model), *options]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "All users spawned" in line:
+                break
+        # As a terminal does: to all of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert re.search(r"^errors +0 of", errors, re.MULTILINE), errors
+    assert "Traceback" not in errors
+    # It was stopped after the load test, once.
+    assert errors.count("supervisor INFO stopping") == 1
+    assert errors.index("supervisor INFO stopping") > errors.index("output tokens/s")
 
 
 def requests_in(prefix: Path) -> int:
