@@ -104,7 +104,8 @@ class _Cut:
 
 def _cut(tokenizer: str | None, client: httpx.Client, model: str) -> _Cut:
     if tokenizer is None:
-        return _Cut(word_costs(client, model, say), special_tokens(client, model), model)
+        costs = word_costs(client, model, lambda text: say(f"{text} (see --tokenizer)"))
+        return _Cut(costs, special_tokens(client, model), model)
     from tokenizers import Tokenizer
 
     path = Path(tokenizer)

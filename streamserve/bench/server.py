@@ -61,7 +61,7 @@ def word_costs(client: httpx.Client, model: str, say: Callable[[str], None]) -> 
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
         counts = []
     if len(counts) != len(WORDS):
-        say("the server does not say how it cuts words: prompts have a word for each token (see --tokenizer)")
+        say("the server does not say how it cuts words: prompts have a word for each token")
         return dict.fromkeys(WORDS, USUAL_COST)
     return dict(zip(WORDS, counts, strict=True))
 
