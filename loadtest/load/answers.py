@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -45,8 +46,8 @@ class Answer:
         if error := chunk.get("error"):
             self.problem = f"the stream says: {error.get('message') if isinstance(error, dict) else error}"
             return
-        for choice in chunk.get("choices", ()):
-            if choice["delta"].get("content"):
+        for choice in chunk.get("choices") or ():
+            if _has_text(choice["delta"]):
                 if self.tokens:
                     self._sink.gap((now - self._last) * 1000.0)
                 else:
@@ -64,3 +65,8 @@ class Answer:
         """The stream ended well."""
         if not self.problem and not self.tokens:
             self.problem = "no text came"
+
+
+def _has_text(delta: Mapping[str, Any]) -> bool:
+    # Servers that part thoughts from the answer have one of two names for them. A user reads both.
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))

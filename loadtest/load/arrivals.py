@@ -16,6 +16,9 @@ class Arrivals(Protocol):
     def pause(self, now: float) -> float:
         """Seconds from `now`, a monotonic time, until its next request."""
 
+    def lateness(self, now: float) -> float:
+        """Seconds since the request of the last pause was due."""
+
 
 class ThinkTime:
     """A closed loop: the user reads the answer for a while, then asks again.
@@ -32,6 +35,10 @@ class ThinkTime:
     def pause(self, now: float) -> float:
         """A while; `now` does not matter."""
         return self._rng.expovariate(1 / self._mean_s) if self._mean_s > 0.0 else 0.0
+
+    def lateness(self, now: float) -> float:
+        """None: a request is due when the user asks."""
+        return 0.0
 
 
 class PoissonArrivals:
@@ -53,6 +60,10 @@ class PoissonArrivals:
         """Until the next request is due; 0 if that is in the past, so that a late user catches up."""
         self._due = (now if self._due is None else self._due) + self._rng.expovariate(self._rate)
         return max(self._due - now, 0.0)
+
+    def lateness(self, now: float) -> float:
+        """How far a busy client is behind its plan."""
+        return 0.0 if self._due is None else max(now - self._due, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from streamserve.bench.words import TextMaker
 
 # For what a chat template adds.
 _TEMPLATE_TOKENS = 64
+# Documents are made of pages that are made once.
+_NUM_PAGES, _PAGE_TOKENS, _TITLE_TOKENS = 64, 256, 16
 _QUESTION_TOKENS = (8, 48)
 _ANSWER_TOKENS = (32, 256)
 
@@ -78,7 +80,9 @@ class Mix:
         self._weights = list(weights.values())
         self._lengths = lengths
         self._maker = maker
-        self._shared = maker.make(self._fit(lengths.shared_prefix, 0), random.Random(seed))
+        rng = random.Random(seed)
+        self._shared = maker.make(self._fit(lengths.shared_prefix, 0), rng)
+        self._pages = [maker.make(_PAGE_TOKENS, rng) for _ in range(_NUM_PAGES)]
 
     def draw(self, rng: random.Random) -> Question:
         """The next question of a user."""
@@ -96,7 +100,13 @@ class Mix:
 
     def _document(self, kind: str, rng: random.Random) -> Question:
         output = self._cut(rng.randint(*_ANSWER_TOKENS))
-        return _question(kind, self._maker.make(self._fit(self._lengths.document, output), rng), output)
+        # Word by word it would take milliseconds, for which the client would read no stream.
+        num_pages, rest = divmod(self._fit(self._lengths.document, output), _PAGE_TOKENS)
+        # What is its own comes first, and is never nothing: nobody has read the same document before.
+        if num_pages and rest < _TITLE_TOKENS:
+            num_pages, rest = num_pages - 1, rest + _PAGE_TOKENS
+        pages = "".join(rng.choices(self._pages, k=num_pages))
+        return _question(kind, self._maker.make(rest, rng) + pages, output)
 
     def _cut(self, output: int) -> int:
         return max(min(output, self._lengths.most_output, self._lengths.context // 4), 1)

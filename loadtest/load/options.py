@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,9 +107,8 @@ def _shape(options: Namespace) -> Shape | None:
 def add_options(parser: Any) -> None:
     """Adds the options to locust's parser."""
     group = parser.add_argument_group("Chat load", "Who asks what, and when.")
-    add = group.add_argument
-    add("--sse-weight", type=float, default=1.0, metavar="W", help="share of users on server-sent events")
-    add("--websocket-weight", type=float, default=1.0, metavar="W", help="share of users on WebSockets")
+    _add_users(group.add_argument)
+    add = _on_page(group)
     add(
         "--arrivals",
         choices=["closed", "poisson"],
@@ -125,13 +125,6 @@ def add_options(parser: Any) -> None:
         metavar="N",
         help="poisson: more open requests of a user are errors",
     )
-    add(
-        "--load-shape",
-        choices=list(SHAPES),
-        default="constant",
-        help="how the number of users comes to --users within --run-time",
-    )
-    add("--steps", type=int, default=4, metavar="N", help="of --load-shape steps")
     add(
         "--mix",
         default="sharegpt",
@@ -151,13 +144,36 @@ def add_options(parser: Any) -> None:
     )
     add("--seed", type=int, default=0, metavar="N", help="of what is asked and when")
     add("--request-timeout", type=float, default=600.0, metavar="S", help="for a whole answer")
-    add(
+    group.add_argument(
         "--plot",
         default="",
         metavar="FILE",
         help="picture of the run (default: PREFIX_load.png, with --csv PREFIX)",
     )
     _add_thresholds(parser)
+
+
+def _on_page(group: Any) -> Callable[..., None]:
+    """Adds arguments to a group that are fields of locust's page too, as it does for the parser's own."""
+
+    def add(*names: str, **settings: Any) -> None:
+        action = group.add_argument(*names, **settings)
+        action.include_in_web_ui = True
+
+    return add
+
+
+def _add_users(add: Any) -> None:
+    """Who there is: settled when locust begins, so these are no fields of its page."""
+    add("--sse-weight", type=float, default=1.0, metavar="W", help="share of users on server-sent events")
+    add("--websocket-weight", type=float, default=1.0, metavar="W", help="share of users on WebSockets")
+    add(
+        "--load-shape",
+        choices=list(SHAPES),
+        default="constant",
+        help="how the number of users comes to --users within --run-time",
+    )
+    add("--steps", type=int, default=4, metavar="N", help="of --load-shape steps")
 
 
 def _add_lengths(add: Any) -> None:

@@ -6,6 +6,7 @@ the default model) for the time of the test. The exit code is locust's.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+# A line for each request would hide what the load test says.
+_SERVER_OPTIONS = ("--port", "0", "--no-access-log")
+_INTERRUPTED = 130
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -23,8 +27,9 @@ def running_server(model: str) -> Iterator[str]:
     Raises:
         RuntimeError: it ended before it was ready; it has said why.
     """
-    command = [sys.executable, "-m", "streamserve", "serve", *([model] if model else []), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT) as server:
+    command = [sys.executable, "-m", "streamserve", "serve", *([model] if model else []), *_SERVER_OPTIONS]
+    # In a group of its own Ctrl-C does not reach it: it is to serve until the load test has ended.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_ROOT, process_group=0) as server:
         try:
             assert server.stdout is not None
             for line in server.stdout:
@@ -39,7 +44,7 @@ def running_server(model: str) -> Iterator[str]:
 
 
 def locust(host: str, options: Sequence[str]) -> int:
-    """Runs the load test and returns its exit code."""
+    """Runs the load test and returns its exit code. Ctrl-C is for the load test, which ends and reports."""
     command = [
         sys.executable,
         "-m",
@@ -49,15 +54,21 @@ def locust(host: str, options: Sequence[str]) -> int:
         "--host",
         host,
     ]
-    return subprocess.run([*command, *options], cwd=_ROOT, check=False).returncode
+    with subprocess.Popen([*command, *options], cwd=_ROOT) as process:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                return process.wait()
 
 
 def main(host: str, model: str, *options: str) -> int:
     """What the module says."""
-    if host:
-        return locust(host, options)
-    with running_server(model) as url:
-        return locust(url, options)
+    try:
+        if host:
+            return locust(host, options)
+        with running_server(model) as url:
+            return locust(url, options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":

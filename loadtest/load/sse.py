@@ -19,7 +19,15 @@ _PIECE = 65536
 
 
 class StreamFailed(Exception):
-    """There is no whole answer; the message says why."""
+    """There is no whole answer; the message says why.
+
+    Attributes:
+        retry_after_s: when the server says to come again; None if it says nothing.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SseClient:
@@ -53,14 +61,15 @@ class SseClient:
             self._exchange(request, reading)
         except (OSError, httptools.HttpParserError) as error:
             self.close()
-            # A kept connection may have been closed by the server meanwhile: nothing has come then.
-            if is_kept and not reading.has_begun:
+            # A kept connection may have been closed by the server meanwhile: nothing has come then. Where
+            # the server is silent until the time is up, it has the request, and is not to get it twice.
+            if is_kept and not reading.has_begun and not isinstance(error, TimeoutError):
                 return self.ask(body, answer)
-            raise StreamFailed(str(error) or type(error).__name__) from error
+            raise StreamFailed(_reason(error)) from error
         except BaseException:
             self.close()
             raise
-        if not reading.parser.should_keep_alive():
+        if not reading.keeps_alive:
             self.close()
         reading.check()
         return reading.num_bytes
@@ -91,7 +100,7 @@ class _Reading:
 
     def __init__(self, answer: Answer) -> None:
         self.parser = httptools.HttpResponseParser(self)
-        self.is_over = False
+        self.is_over = self.keeps_alive = False
         self.has_begun = False
         self.num_bytes = 0
         self._answer = answer
@@ -99,12 +108,20 @@ class _Reading:
         self._refusal = bytearray()
         self._is_done = False
         self._now = 0.0
+        self._retry_after_s: float | None = None
 
     def feed(self, now: float, data: bytes) -> None:
         """Takes in what came at `now`. Hot."""
         self._now = now
         self.has_begun = True
         self.parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser for each header."""
+        if name.lower() == b"retry-after":
+            # The other form that HTTP knows is a date.
+            with contextlib.suppress(ValueError):
+                self._retry_after_s = float(value)
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser for each piece. Hot."""
@@ -121,17 +138,26 @@ class _Reading:
     def on_message_complete(self) -> None:
         """Called by the parser at the end of the answer."""
         self.is_over = True
+        # A moment later the parser has forgotten.
+        self.keeps_alive = self.parser.should_keep_alive()
 
     def check(self) -> None:
         """Raises StreamFailed unless the answer is whole."""
         status = self.parser.get_status_code()
         if status != 200:
-            raise StreamFailed(f"HTTP {status}: {refusal_message(bytes(self._refusal))}")
+            message = f"HTTP {status}: {refusal_message(bytes(self._refusal))}"
+            raise StreamFailed(message, self._retry_after_s)
         self._answer.finish()
         if self._answer.problem:
             raise StreamFailed(self._answer.problem)
         if not self._is_done:
             raise StreamFailed("the stream broke off before [DONE]")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httptools.HttpParserCallbackError):
+        return f"the stream has an event that is no chunk: {error.__context__ or error}"
+    return str(error) or type(error).__name__
 
 
 def refusal_message(body: bytes) -> str:

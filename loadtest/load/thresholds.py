@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from loadtest.load.summary import Summary
 
@@ -23,11 +23,6 @@ class Thresholds:
     max_itl_p99: float | None = None
     min_tokens_per_s: float | None = None
     max_error_rate: float | None = None
-
-    @property
-    def are_given(self) -> bool:
-        """There is a limit."""
-        return any(getattr(self, field.name) is not None for field in fields(self))
 
     def missed(self, summary: Summary) -> Iterator[str]:
         """A line for each limit that was not kept. What was not measured keeps none."""

@@ -31,6 +31,7 @@ class _Pending:
     answer: Answer
     num_bytes: int = 0
     problem: str = ""
+    retry_after_s: float | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -54,6 +55,8 @@ class WebSocketClient:
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count()
         self._closed_because = ""
+        # A long message leaves in pieces, between which another would come.
+        self._sending = threading.Lock()
         try:
             self._socket = connect(address, timeout_s)
         except OSError as error:
@@ -98,15 +101,16 @@ class WebSocketClient:
         if not pending.problem:
             answer.finish()
         if problem := pending.problem or answer.problem:
-            raise StreamFailed(problem)
+            raise StreamFailed(problem, pending.retry_after_s)
         return pending.num_bytes
 
     def close(self) -> None:
         """Ends the connection and all that is under way."""
         with contextlib.suppress(OSError):
-            if self._protocol.state is State.OPEN:
-                self._protocol.send_close(1001)
-                self._flush()
+            with self._sending:
+                if self._protocol.state is State.OPEN:
+                    self._protocol.send_close(1001)
+                    self._flush()
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -125,9 +129,11 @@ class WebSocketClient:
                 raise self._protocol.handshake_exc
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        if self._protocol.state is State.OPEN:
-            self._protocol.send_text(orjson.dumps(message))
-            self._flush()
+        data = orjson.dumps(message)
+        with self._sending:
+            if self._protocol.state is State.OPEN:
+                self._protocol.send_text(data)
+                self._flush()
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
@@ -143,8 +149,9 @@ class WebSocketClient:
             while data := self._socket.recv(_PIECE):
                 now = time.perf_counter()
                 self._protocol.receive_data(data)
-                self._handle(now)
-                self._flush()
+                if self._handle(now):
+                    with self._sending:
+                        self._flush()
         except (OSError, ValueError, LookupError, TypeError) as error:
             problem = str(error) or type(error).__name__
         finally:
@@ -155,11 +162,17 @@ class WebSocketClient:
                 pending.problem = problem
                 pending.is_over.set()
 
-    def _handle(self, now: float) -> None:
-        """Gives what came at `now` to those who wait for it. Hot: once for each message."""
+    def _handle(self, now: float) -> bool:
+        """Gives what came at `now` to those who wait for it. Hot: once for each message.
+
+        Returns:
+            There may be something to send, as after a ping.
+        """
+        is_asked = False
         for event in self._protocol.events_received():
             # The server sends each message as one frame.
             if not isinstance(event, Frame) or event.opcode is not Opcode.TEXT:
+                is_asked = True
                 continue
             message = orjson.loads(event.data)
             pending = self._pending.get(message.get("id"))
@@ -172,7 +185,8 @@ class WebSocketClient:
             elif kind == "done":
                 pending.is_over.set()
             else:
-                pending.problem = (
-                    f"{message['error'].get('status', '')} {message['error']['message']}".strip()
-                )
+                error = message["error"]
+                pending.problem = f"{error.get('status', '')} {error['message']}".strip()
+                pending.retry_after_s = error.get("retry_after")
                 pending.is_over.set()
+        return is_asked

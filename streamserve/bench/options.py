@@ -148,7 +148,11 @@ def _add_traffic(group: Any) -> None:
 def _add_sampling(group: Any) -> None:
     for name, kind in _SAMPLING.items():
         group.add_argument(f"--{name}", type=kind, metavar="X", help="(default: the server's)")
-    group.add_argument("--ignore-eos", action="store_true", help="answers have all the tokens asked for")
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="answers have all the tokens asked for; always so with the dataset random",
+    )
     group.add_argument(
         "--extra-body", metavar="JSON", help="further fields of each request, as a JSON object"
     )
@@ -261,7 +265,8 @@ def _body(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, value in body.items():
         if not math.isfinite(value):
             raise ConfigError(f"{_flag(name)}: {value} is not a number to send.")
-    if arguments.ignore_eos:
+    # Random prompts are there to make work of a known size.
+    if arguments.ignore_eos or arguments.dataset_name == "random":
         body["ignore_eos"] = True
     try:
         extra = json.loads(arguments.extra_body or "{}")

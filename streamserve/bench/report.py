@@ -95,7 +95,7 @@ def _row(name: str, value: float) -> str:
 
 
 def _percent(percent: float) -> str:
-    return f"{percent:g}"
+    return str(int(percent)) if percent == int(percent) else str(percent)
 
 
 def as_json(options: Options, result: Result) -> dict[str, Any]:

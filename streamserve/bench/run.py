@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +94,7 @@ async def run(
     times: Sequence[float],
     max_concurrency: int | None,
     *,
-    on_end: Callable[[], object],
+    on_end: Callable[[Outcome], object],
     sleep: Sleep = asyncio.sleep,
 ) -> tuple[list[Outcome], float]:
     """Sends all requests.
@@ -105,29 +104,32 @@ async def run(
         samples: the requests.
         times: seconds from the start at which each is due.
         max_concurrency: most that are open at once; what is due waits for its turn. None: any number.
-        on_end: called after each answer.
+        on_end: called after each answer, with what came of it.
         sleep: waits until the next one is due.
 
     Returns:
         What came of each, in their order, and the seconds from the start to the last answer.
     """
-    turns = contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    turns = asyncio.Semaphore(len(samples) if max_concurrency is None else max_concurrency)
     begun = sender.clock()
 
     async def one(number: int, due: float) -> Outcome:
-        async with turns:
-            outcome = await sender.ask(samples[number], number)
+        outcome = await sender.ask(samples[number], number)
+        turns.release()
         outcome.queue_time = outcome.start_time - due
-        on_end()
+        on_end(outcome)
         return outcome
 
     tasks: list[asyncio.Task[Outcome]] = []
     async with asyncio.TaskGroup() as group:
         for number, time in enumerate(times):
-            left = begun + time - sender.clock()
+            due = begun + time
+            left = due - sender.clock()
             if left > 0.0:
                 await sleep(left)
-            tasks.append(group.create_task(one(number, sender.clock())))
+            # Here, so that only one waits: to cancel thousands that wait for a semaphore takes minutes.
+            await turns.acquire()
+            tasks.append(group.create_task(one(number, due)))
     return [task.result() for task in tasks], sender.clock() - begun
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,16 +25,19 @@ from streamserve.bench.http import Address
 from streamserve.bench.metrics import calculate
 from streamserve.bench.options import Options
 from streamserve.bench.run import Form, Sender, run, wait_ready
-from streamserve.bench.server import first_model, word_costs
+from streamserve.bench.server import first_model, special_tokens, word_costs
 from streamserve.bench.timing import Clock, Outcome
 from streamserve.bench.words import Costs, TextMaker, costs_by
 from streamserve.errors import ConfigError, RequestFailed
 
 _SHOWN_ERRORS = 10
+_INTERRUPTED = 130
 
 
 def serve(options: Options, clock: Clock = time.perf_counter) -> int:
     """Measures the server, prints the figures and returns the exit code: 1 if no request succeeded.
+
+    Ctrl-C ends the run; the figures are then of the requests that were answered, and are not written.
 
     Raises:
         ConfigError: an option is wrong, or a file cannot be read or written.
@@ -47,19 +53,39 @@ def serve(options: Options, clock: Clock = time.perf_counter) -> int:
         trust_env=False,
     ) as client:
         model = raw.model or first_model(client)
-        costs, tokenizer = _costs(raw.tokenizer, client, raw.served_model_name or model)
-    samples = make_samples(_dataset(options), TextMaker(costs))
+        cut = _cut(raw.tokenizer, client, raw.served_model_name or model)
+    samples = make_samples(_dataset(options, cut.num_special), TextMaker(cut.costs))
     form = Form(options.is_chat, raw.served_model_name or model, options.body)
     say(f"{len(samples)} requests to {options.base_url}{options.endpoint}, model {model}")
-    outcomes, duration_s = uvloop.run(_measure(options, address, form, samples, clock))
+    _allow_connections()
+    ended: list[Outcome] = []
+    is_whole = True
+    try:
+        outcomes, duration_s = uvloop.run(_measure(options, address, form, samples, clock, ended=ended))
+    except KeyboardInterrupt:
+        if not ended:
+            raise
+        is_whole = False
+        outcomes, duration_s = ended, clock() - min(each.start_time - each.queue_time for each in ended)
+        say(f"Ended by Ctrl-C: these are the figures of {len(ended)} requests of {len(samples)}.")
     metrics = calculate(outcomes, duration_s, options.percentiles, options.goodput)
-    result = report.Result(model, tokenizer, outcomes, duration_s, metrics, datetime.now().astimezone())
+    result = report.Result(model, cut.tokenizer, outcomes, duration_s, metrics, datetime.now().astimezone())
     for number, outcome in enumerate([each for each in outcomes if not each.is_success][:_SHOWN_ERRORS]):
         say(f"Error {number}: {outcome.error}")
     print(report.table(options, result), flush=True)
+    if not is_whole:
+        return _INTERRUPTED
     if path := report.save(options, result):
         say(f"written: {path}")
     return 0 if metrics.completed else 1
+
+
+def _allow_connections() -> None:
+    """Lets this process have as many connections as the system allows: usually 1,024 unless it asks."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A few systems name a limit that they do not grant.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def say(text: str) -> None:
@@ -67,10 +93,19 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _costs(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[Costs, str]:
-    """What words cost, and the name of the tokenizer that says so."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How prompts become tokens: what words cost, what is added to each prompt, and who says so."""
+
+    costs: Costs
+    num_special: int
+    tokenizer: str
+
+
+def _cut(tokenizer: str | None, client: httpx.Client, model: str) -> _Cut:
     if tokenizer is None:
-        return word_costs(client, model, say), model
+        costs = word_costs(client, model, lambda text: say(f"{text} (see --tokenizer)"))
+        return _Cut(costs, special_tokens(client, model), model)
     from tokenizers import Tokenizer
 
     path = Path(tokenizer)
@@ -80,10 +115,11 @@ def _costs(tokenizer: str | None, client: httpx.Client, model: str) -> tuple[Cos
     # The library raises bare exceptions.
     except Exception as error:
         raise ConfigError(f"--tokenizer: cannot read {path}: {error}") from error
-    return costs_by(lambda text: len(loaded.encode(text, add_special_tokens=False).ids)), tokenizer
+    costs = costs_by(lambda text: len(loaded.encode(text, add_special_tokens=False).ids))
+    return _Cut(costs, loaded.num_special_tokens_to_add(False), tokenizer)
 
 
-def _dataset(options: Options) -> Dataset:
+def _dataset(options: Options, num_special: int) -> Dataset:
     raw = options.raw
 
     def first(*values: int | None) -> int:
@@ -94,7 +130,8 @@ def _dataset(options: Options) -> Dataset:
         num_prompts=raw.num_prompts,
         seed=raw.seed,
         random=RandomLengths(
-            first(raw.input_len, raw.random_input_len),
+            # The length that is asked for is what the server counts.
+            max(first(raw.input_len, raw.random_input_len) - num_special, 0),
             first(raw.output_len, raw.random_output_len),
             raw.random_range_ratio,
             raw.random_prefix_len,
@@ -110,7 +147,13 @@ def _dataset(options: Options) -> Dataset:
 
 
 async def _measure(
-    options: Options, address: Address, form: Form, samples: Sequence[Sample], clock: Clock
+    options: Options,
+    address: Address,
+    form: Form,
+    samples: Sequence[Sample],
+    clock: Clock,
+    *,
+    ended: list[Outcome],
 ) -> tuple[list[Outcome], float]:
     raw = options.raw
     ramp_up = None
@@ -120,9 +163,23 @@ async def _measure(
     times = arrival_times(len(samples), raw.request_rate, raw.burstiness, rng, ramp_up)
     async with ConnectionPool(address, options.headers, clock, verifies=not raw.insecure) as pool:
         await _warm_up(options, Sender(pool, form, clock), samples)
-        with tqdm(total=len(samples), disable=raw.disable_tqdm, file=sys.stderr, unit="req") as bar:
+        # In a log each state of the bar stays.
+        interval_s = 0.1 if sys.stderr.isatty() else 10.0
+        with tqdm(
+            total=len(samples),
+            disable=raw.disable_tqdm,
+            file=sys.stderr,
+            unit="req",
+            mininterval=interval_s,
+            maxinterval=interval_s,
+        ) as bar:
+
+            def on_end(outcome: Outcome) -> None:
+                ended.append(outcome)
+                bar.update()
+
             sender = Sender(pool, form, clock, raw.request_id_prefix)
-            return await run(sender, samples, times, raw.max_concurrency, on_end=bar.update)
+            return await run(sender, samples, times, raw.max_concurrency, on_end=on_end)
 
 
 async def _warm_up(options: Options, sender: Sender, samples: Sequence[Sample]) -> None:
@@ -133,4 +190,4 @@ async def _warm_up(options: Options, sender: Sender, samples: Sequence[Sample]) 
             raise RequestFailed(f"{options.base_url}{options.endpoint} gives no answer: {problem}")
     if raw.num_warmups:
         chosen = [samples[0]] * raw.num_warmups
-        await run(sender, chosen, [0.0] * len(chosen), raw.max_concurrency, on_end=lambda: None)
+        await run(sender, chosen, [0.0] * len(chosen), raw.max_concurrency, on_end=lambda _: None)

@@ -9,6 +9,7 @@ import httpx
 from streamserve.bench.words import USUAL_COST, WORDS, Costs
 from streamserve.errors import RequestFailed
 
+_NO_KEY = (401, 403)
 # As text, in byte-level vocabularies, and in SentencePiece's.
 _SPACES = (" ", "Ġ", "▁")
 
@@ -24,9 +25,11 @@ def first_model(client: httpx.Client) -> str:
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        raise RequestFailed(
-            f"{client.base_url}/v1/models answers {error.response.status_code}; keys go into OPENAI_API_KEY."
-        ) from error
+        status = error.response.status_code
+        hint = "keys go into OPENAI_API_KEY" if status in _NO_KEY else "name a model with --model"
+        if str(client.base_url).rstrip("/").endswith("/v1"):
+            hint = "the address is without its /v1"
+        raise RequestFailed(f"{error.request.url} answers {status}; {hint}.") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RequestFailed(f"cannot reach {client.base_url}: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
@@ -58,9 +61,21 @@ def word_costs(client: httpx.Client, model: str, say: Callable[[str], None]) -> 
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
         counts = []
     if len(counts) != len(WORDS):
-        say("the server does not say how it cuts words: prompts have a word for each token (see --tokenizer)")
+        say("the server does not say how it cuts words: prompts have a word for each token")
         return dict.fromkeys(WORDS, USUAL_COST)
     return dict(zip(WORDS, counts, strict=True))
+
+
+def special_tokens(client: httpx.Client, model: str) -> int:
+    """Tokens that the server adds to each prompt, such as a BOS, by its /tokenize; 0 where it has none."""
+    counts = []
+    for adds in (True, False):
+        body = {"model": model, "prompt": WORDS[0], "add_special_tokens": adds}
+        try:
+            counts.append(len(client.post("/tokenize", json=body).raise_for_status().json()["tokens"]))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return 0
+    return max(counts[0] - counts[1], 0)
 
 
 def _words(tokens: Sequence[str]) -> Iterator[list[str]]:

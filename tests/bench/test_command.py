@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from bench.scripted_stream import WAIT_S
+from server import wait_until
 
+from streamserve.bench.options import add_arguments, check
 from streamserve.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -69,17 +75,14 @@ def test_figures_of_a_real_server(
     tiny_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = [
-        *(
-            "--base-url",
-            tiny_server.url,
-            "--num-prompts",
-            "12",
-            "--ignore-eos",
-            "--save-detailed",
-            "--disable-tqdm",
-        ),
+        *("--base-url", tiny_server.url, "--num-prompts", "12", "--save-detailed", "--disable-tqdm"),
         *("--random-input-len", "40", "--random-output-len", "9", "--result-dir", str(tmp_path)),
-        *("--percentile-metrics", "ttft,tpot,itl,e2el,client_queue_time", "--metric-percentiles", "50,99.9"),
+        *(
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el,client_queue_time",
+            "--metric-percentiles",
+            "50,99.9,99.99999",
+        ),
         "--disable-tqdm",
     ]
     assert (
@@ -100,7 +103,7 @@ def test_figures_of_a_real_server(
     assert result["request_rate"] == "inf"
     keys = {
         f"{what}_{name}_ms"
-        for what in ("mean", "median", "std", "p50", "p99.9")
+        for what in ("mean", "median", "std", "p50", "p99.9", "p99.99999")
         for name in ("ttft", "tpot", "itl", "e2el", "client_queue_time")
     }
     assert keys <= result.keys()
@@ -111,6 +114,75 @@ def test_figures_of_a_real_server(
     assert bench(*common, *chat, "--append-result", "--result-filename=chats.json") == 0
     lines = (tmp_path / "chats.json").read_text().splitlines()
     assert [json.loads(line)["total_output_tokens"] for line in lines] == [12 * 9] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "ignores"),
+    [
+        ([], True),
+        (["--dataset-name=sharegpt-like"], None),
+        (["--dataset-name=prefix_repetition", "--ignore-eos"], True),
+        (["--extra-body", '{"ignore_eos": false}'], False),
+    ],
+)
+def test_random_answers_are_as_long_as_asked(options: list[str], ignores: bool | None) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert check(parser.parse_args(options), None).body.get("ignore_eos") == ignores
+
+
+def test_ctrl_c_shows_what_there_is(tiny_server: Any, tmp_path: Path) -> None:
+    options = ["--base-url", tiny_server.url, "--num-prompts=100000", "--random-input-len=4"]
+    options += [
+        "--random-output-len=4",
+        "--max-concurrency=4",
+        "--save-result",
+        "--result-dir",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "streamserve", "bench", "serve", *options]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        while "requests to" not in process.stderr.readline():
+            assert process.poll() is None
+        before = prompts_so_far(tiny_server)
+        wait_until(lambda: prompts_so_far(tiny_server) > before + 8, "some were answered")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, err
+    assert "Ended by Ctrl-C: these are the figures of" in err
+    assert "Traceback" not in err
+    found = re.search(r"^Successful requests: +(\d+)", out, re.MULTILINE)
+    assert found is not None
+    assert 4 < int(found[1]) < 100_000
+    assert not list(tmp_path.iterdir())
+
+
+def prompts_so_far(server: Any) -> float:
+    """Requests that the server has ended well."""
+    text = httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text
+    return sum(float(value) for value in re.findall(r"^vllm:request_success_total.* (\S+)$", text, re.M))
+
+
+def test_as_many_connections_as_the_system_allows(tiny_server: Any) -> None:
+    code = (
+        "import resource, sys\n"
+        "from streamserve.cli import main\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))\n"
+        "sys.exit(main(['bench', 'serve', *sys.argv[1:]]))"
+    )
+    options = ["--base-url", tiny_server.url, "--num-prompts=100", "--disable-tqdm", "--random-input-len=4"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, "--random-output-len=4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Failed requests:                         0" in done.stdout, done.stderr
 
 
 def test_requests_that_all_fail_are_exit_code_1(tiny_server: Any, capsys: pytest.CaptureFixture[str]) -> None:

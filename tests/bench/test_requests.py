@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from statistics import fmean
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -20,6 +23,7 @@ from streamserve.bench.datasets import (
     sharegpt_lengths,
 )
 from streamserve.bench.names import DATASET_NAMES
+from streamserve.bench.server import special_tokens
 from streamserve.bench.words import WORDS, TextMaker, costs_by
 
 
@@ -69,6 +73,22 @@ def test_text_has_the_tokens_asked_for(num_tokens: int) -> None:
 def test_text_is_never_longer_than_asked_for() -> None:
     assert TextMaker(dict.fromkeys(WORDS, 3)).make(8, random.Random(0)).count(" ") == 2
     assert TextMaker(dict.fromkeys(WORDS, 3)).make(2, random.Random(0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_special"),
+    [
+        (lambda body: {"tokens": [1] * (3 if body["add_special_tokens"] else 2)}, 1),
+        (lambda body: {"tokens": [7, 8]}, 0),
+        (lambda body: {"error": "no"}, 0),
+    ],
+)
+def test_what_the_server_adds_to_a_prompt(answer: Any, num_special: int) -> None:
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, json=answer(json.loads(request.content)))
+    )
+    with httpx.Client(base_url="http://x", transport=transport) as client:
+        assert special_tokens(client, "m") == num_special
 
 
 def samples_of(name: str, **more: object) -> list[tuple[str, int, int]]:

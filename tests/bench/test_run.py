@@ -31,11 +31,11 @@ async def test_requests_leave_at_their_times() -> None:
     async with scripted_server(answer) as url, ConnectionPool(Address.of(url, "/"), {}, clock) as pool:
         sender = Sender(pool, Form(False, "tiny", {}), clock)
         times = [0.0, 0.5, 0.5, 2.0]
-        outcomes, _ = await run(sender, SAMPLES, times, None, on_end=lambda: ended.append(1), sleep=sleep)
+        outcomes, _ = await run(sender, SAMPLES, times, None, on_end=ended.append, sleep=sleep)
     assert slept == [0.5, 1.5]
     assert [outcome.start_time for outcome in outcomes] == [100.0, 100.5, 100.5, 102.0]
     assert [outcome.error for outcome in outcomes] == [""] * 4
-    assert len(ended) == 4
+    assert ended == outcomes
 
 
 async def test_a_limit_makes_requests_wait_and_says_how_long() -> None:
@@ -52,7 +52,7 @@ async def test_a_limit_makes_requests_wait_and_says_how_long() -> None:
 
     async with scripted_server(answer) as url, ConnectionPool(Address.of(url, "/"), {}, clock) as pool:
         sender = Sender(pool, Form(False, "tiny", {}), clock)
-        outcomes, duration_s = await run(sender, SAMPLES, [0.0] * 4, 1, on_end=lambda: None)
+        outcomes, duration_s = await run(sender, SAMPLES, [0.0] * 4, 1, on_end=lambda _: None)
     assert most_open == 1
     assert [outcome.queue_time for outcome in outcomes] == [0.0, 1.0, 2.0, 3.0]
     assert [outcome.ttft for outcome in outcomes] == [1.0] * 4

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import random
 import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from server import wait_until
 
 pytestmark = pytest.mark.loadtest
 
@@ -92,12 +99,133 @@ def test_a_limit_that_is_missed_is_exit_code_1(tiny_server: Any) -> None:
 
 
 def test_failures_are_counted_and_may_be_allowed(tiny_server: Any, tmp_path: Path) -> None:
-    options = ["-u=2", "-r=2", "-t=4s", "--model=no-such-model", "--think-time=0.1"]
+    options = ["-u=2", "-r=2", "-t=4s", "--model=no-such-model"]
     done = locust(tiny_server, *options, "--csv", str(tmp_path / "run"))
     assert done.returncode == 1
     assert "HTTP 404" in done.stderr + done.stdout
-    assert figures(tmp_path / "run")["errors", "all"]["count"] > 0
+    # Who is refused comes back after a while: failures as fast as can be would make any error rate 1.
+    assert 0 < figures(tmp_path / "run")["errors", "all"]["count"] <= 2 * 6
     assert locust(tiny_server, *options, "--max-error-rate=1").returncode == 0
+
+
+def test_ctrl_c_is_an_end_like_any_other(tiny_server: Any, tmp_path: Path) -> None:
+    prefix = tmp_path / "run"
+    limit = "--max-ttft-p95=0.001"
+    command = [sys.executable, "-m", "locust", "-f", "loadtest/", "--host", tiny_server.url, *SHORT, limit]
+    with subprocess.Popen(
+        [*command, "-u=2", "-r=2", "--csv", str(prefix)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: requests_in(prefix) > 0, "a request has ended", PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, errors
+    assert "Threshold: TTFT p95" in errors
+    assert figures(prefix)["requests", "all"]["count"] > 0
+    assert is_picture(Path(f"{prefix}_load.png"))
+
+
+def test_ctrl_c_with_a_server_of_its_own(tiny_model: Path) -> None:
+    options = [*SHORT, "-u=2", "-r=2", "--loglevel=INFO"]
+    command = [sys.executable, "-m", "loadtest.load.serving", "", str(tiny_model), *options]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "All users spawned" in line:
+                break
+        # As a terminal does: to all of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert re.search(r"^errors +0 of", errors, re.MULTILINE), errors
+    assert "Traceback" not in errors
+    # It was stopped after the load test, once.
+    assert errors.count("supervisor INFO stopping") == 1
+    assert errors.index("supervisor INFO stopping") > errors.index("output tokens/s")
+
+
+def requests_in(prefix: Path) -> int:
+    with contextlib.suppress(FileNotFoundError, KeyError):
+        return int(rows(prefix)["Aggregated", ""]["Request Count"])
+    return 0
+
+
+@contextlib.contextmanager
+def page(*options: str) -> Iterator[httpx.Client]:
+    """locust's page; it must end well."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        "loadtest/",
+        "--web-host=127.0.0.1",
+        f"--web-port={port}",
+    ]
+    with subprocess.Popen([*command, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+                wait_until(lambda: answers(client), "the page is there", PATIENCE_S)
+                yield client
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, errors
+        finally:
+            process.kill()
+
+
+def answers(client: httpx.Client) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return client.get("/").is_success
+    return False
+
+
+def swarm(client: httpx.Client, host: str, **fields: str) -> None:
+    form = {"user_count": "2", "spawn_rate": "2", "host": host, **fields}
+    assert client.post("/swarm", data=form).json()["success"]
+
+
+def shown(client: httpx.Client) -> dict[str, int]:
+    """Requests by name."""
+    found: dict[str, int] = {}
+    for row in client.get("/stats/requests").json()["stats"]:
+        found[row["name"]] = found.get(row["name"], 0) + row["num_requests"]
+    return found
+
+
+def test_the_page_starts_one_test_after_another(tiny_server: Any) -> None:
+    with page("--max-output-tokens=40") as client:
+        assert all(name in client.get("/").text for name in ("api_key", "think_time", "document_tokens"))
+        # Nobody there: one may correct it.
+        swarm(client, "http://127.0.0.1:1")
+        wait_until(lambda: "cannot reach" in client.get("/logs").text, "it is told", PATIENCE_S)
+        swarm(client, tiny_server.url, mix="document", document_tokens="300")
+        wait_until(lambda: shown(client).get("document", 0) > 5, "documents were read", PATIENCE_S)
+        assert {"TTFT", "inter-token", "output tokens"} < shown(client).keys()
+        assert client.post("/stop").json()["success"]
+        swarm(client, tiny_server.url, mix="fun")
+        wait_until(lambda: "there is no 'fun'" in client.get("/logs").text, "it is told", PATIENCE_S)
+        swarm(client, tiny_server.url, mix="shared-prefix", shared_prefix_tokens="50")
+        wait_until(lambda: shown(client).get("shared-prefix", 0) > 5, "questions were asked", PATIENCE_S)
+        assert "document" not in shown(client)
+        assert client.post("/stop").json()["success"]
+
+
+def test_figures_count_from_where_the_rows_do(tiny_server: Any, tmp_path: Path) -> None:
+    prefix = tmp_path / "run"
+    # With -r 0.4 the rows begin anew after some 3 of 8 seconds.
+    options = ["-u=2", "-r=0.4", "-t=8s", "--reset-stats", "--think-time=0.5", "--csv", str(prefix)]
+    assert locust(tiny_server, *options).returncode == 0
+    tokens = figures(prefix)["output tokens", "all"]
+    assert tokens["count"] / tokens["per_second"] < 7.0
 
 
 def test_an_open_loop_sends_at_its_rate(tiny_server: Any, tmp_path: Path) -> None:
@@ -117,8 +245,20 @@ def test_steps_in_several_processes(tiny_server: Any, tmp_path: Path) -> None:
     with Path(f"{prefix}_stats_history.csv").open() as file:
         users = [int(row["User Count"]) for row in csv.DictReader(file)]
     assert {2, 4} <= set(users)
-    assert figures(prefix)["requests", "all"]["count"] > 0
+    # What the workers tell last is in the summary too.
+    total = int(rows(prefix)["Aggregated", ""]["Request Count"])
+    assert 0 < figures(prefix)["requests", "all"]["count"] == total
+    assert re.search(r"^client +0\.(?!00)", done.stderr, re.MULTILINE), done.stderr
     assert is_picture(Path(f"{prefix}_load.png"))
+
+
+def test_workers_that_cannot_begin_are_exit_code_2() -> None:
+    class Nobody:
+        url = "http://127.0.0.1:1"
+
+    done = locust(Nobody, "-u=1", "-t=3s", "--processes=2")
+    assert done.returncode == 2
+    assert "No worker has ended a request" in done.stderr
 
 
 def test_one_transport_alone(tiny_server: Any) -> None:

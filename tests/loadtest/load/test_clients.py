@@ -68,6 +68,17 @@ def test_times_are_between_events_with_text() -> None:
     assert answer.problem == ""
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_thought_is_text_too(name: str) -> None:
+    notes = Notes()
+    answer = Answer(10.0, notes)
+    answer.chunk(10.0, {"choices": None})
+    answer.chunk(10.5, {"choices": [{"index": 0, "delta": {name: "hm", "content": None}}]})
+    answer.chunk(11.0, delta("a"))
+    answer.finish()
+    assert (notes.first_tokens, notes.gaps, answer.problem) == ([500.0], [500.0], "")
+
+
 def test_no_text_and_errors_are_problems() -> None:
     silent = Answer(0.0, Notes())
     silent.finish()
@@ -167,6 +178,7 @@ def stream(events: str) -> str:
     [
         (stream(event(delta("a"))), "broke off before"),
         (stream("data: [DONE]\n\n"), "no text came"),
+        (stream('data: {"choices": [{"text": "a"}]}\n\n'), "an event that is no chunk: 'delta'"),
         (stream(event({"error": {"message": "It died."}})), "the stream says: It died."),
         ("HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy", "HTTP 503: busy"),
         ("nonsense\r\n\r\n", "HTTP"),
@@ -179,6 +191,35 @@ def test_sse_says_what_is_wrong(answer: str, problem: str) -> None:
         with pytest.raises(StreamFailed, match=problem):
             client.ask(b"{}", Answer(0.0, Notes()))
         client.close()
+
+
+def test_a_refusal_says_when_to_come_again() -> None:
+    head = "HTTP/1.1 429 No\r\nContent-Length: 0\r\nRetry-After: "
+    with misbehaving(f"{head}7\r\n\r\n", f"{head}Mon, 30 Nov 2026 05:03:47 GMT\r\n\r\n") as address:
+        for expected in (7.0, None):
+            client = SseClient(address, {}, PATIENCE_S)
+            with pytest.raises(StreamFailed, match="HTTP 429") as caught:
+                client.ask(b"{}", Answer(0.0, Notes()))
+            assert caught.value.retry_after_s == expected
+            client.close()
+
+
+def test_a_silent_server_is_asked_once() -> None:
+    whole = stream(event(delta("a")) + "data: [DONE]\n\n").encode()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = SseClient(Address.of(url, "/v1/x"), {}, 0.3)
+        thread = threading.Thread(target=client.ask, args=(b"{}", Answer(0.0, Notes())))
+        thread.start()
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(whole)
+            thread.join(PATIENCE_S)
+            with pytest.raises(StreamFailed, match="timed out"):
+                client.ask(b"{}", Answer(0.0, Notes()))
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
 
 
 def test_a_kept_connection_that_was_closed_is_replaced() -> None:

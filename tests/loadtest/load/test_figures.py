@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.load import client_cpu
 from loadtest.load.histogram import bucket, mean, merge, percentile, since
 from loadtest.load.summary import INTER_TOKEN, TTFT, WHOLE, Summary, summarise, table, write_csv
 from loadtest.load.thresholds import Thresholds
@@ -123,14 +124,12 @@ def test_the_csv_file_has_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_thresholds(limits: Thresholds, missed: list[str]) -> None:
-    assert limits.are_given
     assert list(limits.missed(summary())) == missed
 
 
 def test_what_was_not_measured_keeps_no_limit() -> None:
     nothing = summarise({}, duration_s=1.0, tokens=0, requests=0, errors=0, client_cpu=0.0)
     assert len(list(Thresholds(1.0, 1.0, 1.0, 0.0).missed(nothing))) == 4
-    assert not Thresholds().are_given
     assert not list(Thresholds().missed(nothing))
 
 
@@ -161,3 +160,18 @@ def test_a_timeline_is_bounded_and_loses_nothing(count: int) -> None:
     assert merge(sample.ttft for sample in samples) == {5.0: count}
     assert [sample.end_s for sample in samples] == sorted(sample.end_s for sample in samples)
     assert (samples[-1].end_s, samples[-1].users) == (count, count)
+
+
+def test_the_busiest_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"monotonic": 100.0, "process_time": 5.0}
+    monkeypatch.setattr(client_cpu.time, "monotonic", lambda: times["monotonic"])
+    monkeypatch.setattr(client_cpu.time, "process_time", lambda: times["process_time"])
+    cpu = client_cpu.ClientCpu()
+    cpu.report("a", 30.0)
+    times.update(monotonic=110.0, process_time=6.0)
+    assert cpu.busiest() == pytest.approx(0.1)
+    cpu.report("a", 39.0)
+    cpu.report("b", 7.0)
+    assert cpu.busiest() == pytest.approx(0.9)
+    cpu.restart()
+    assert cpu.busiest() == 0.0

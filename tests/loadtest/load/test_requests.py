@@ -55,6 +55,15 @@ def test_a_wrong_mix_is_explained(text: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize("document", [1, 100, 256, 260, 700, 8000])
+def test_a_document_is_as_long_as_asked_and_new_from_its_beginning(document: int) -> None:
+    questions = draw("document", Lengths(document=document), 20)
+    # Words are of two tokens.
+    assert {tokens(question) for question in questions} == {document // 2 * 2}
+    if document >= 100:
+        assert len({question.messages[0]["content"][:60] for question in questions}) == 20
+
+
 def test_kinds_come_by_their_weights() -> None:
     kinds = Counter(
         question.kind for question in draw("sharegpt:3,document:1,shared-prefix:0", Lengths(), 2000)
@@ -113,6 +122,14 @@ def test_an_open_loop_is_a_poisson_process_whatever_the_answers_take() -> None:
         # Every tenth request holds the user up; the next ones follow at once.
         now += 1.0 if number % 10 == 0 else 0.0
     assert len(moments) / (moments[-1] - 50.0) == pytest.approx(4.0, rel=0.05)
+
+
+def test_who_is_behind_its_plan_says_by_how_much() -> None:
+    arrivals = PoissonArrivals(4.0, random.Random(2))
+    assert arrivals.lateness(50.0) == 0.0
+    due = 50.0 + arrivals.pause(50.0)
+    assert arrivals.lateness(due + 3.0) == pytest.approx(3.0)
+    assert ThinkTime(2.0, random.Random(3)).lateness(9.0) == 0.0
 
 
 def test_a_closed_loop_thinks() -> None:
