@@ -64,6 +64,8 @@ def tiny_server(tiny_model):
         "--num-gpu-blocks-override=5000",
         "--max-num-seqs=16",
         "--max-body-bytes=2M",
+        # As the tests in a browser call it where it must not be the machine's own.
+        "--allowed-hosts=plain.test",
         env={"OMP_NUM_THREADS": "2"},
     ) as server:
         yield server

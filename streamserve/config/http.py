@@ -68,6 +68,12 @@ class ServerConfig:
         kind="float",
         minimum=0.1,
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names by which the server may be called without a key, besides addresses and localhost; * is every "
+        "one. By default none where it listens for this machine only and asks for no keys, else every one.",
+        kind="list",
+    )
     allowed_origins: tuple[str, ...] = option(
         (), "Origins of web pages that may call the server; * is every one.", kind="list"
     )

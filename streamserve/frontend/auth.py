@@ -6,7 +6,8 @@ operator allows it, asks for `?api_key=KEY`. The subprotocol with the key is tak
 no answer can repeat it.
 
 Who brings no key, to a server that asks for none, must not be the web page of somebody else
-(streamserve.frontend.origins).
+(streamserve.frontend.origins), nor call the server by a name that may be somebody else's
+(streamserve.frontend.hosts).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from streamserve.frontend import paths
 from streamserve.frontend.api.endpoint import TENANT
 from streamserve.frontend.api.problems import Problem
+from streamserve.frontend.hosts import Hosts
 from streamserve.frontend.keys import ANYBODY, Identity, KeyRing
 from streamserve.frontend.origins import Origins
 
@@ -53,6 +55,7 @@ class Authentication:
         metrics_open: whether /metrics and the dashboard's numbers are for everybody.
         ws_query_key: whether a WebSocket's key may be in its URL.
         allowed_origins: of the web pages that need no key, where nobody does.
+        hosts: by what names those who bring no key may call the server; by default by any.
         open_paths: what is for everybody besides probes: the pages that ask for a key.
     """
 
@@ -64,11 +67,13 @@ class Authentication:
         metrics_open: bool = False,
         ws_query_key: bool = False,
         allowed_origins: Collection[str] = (),
+        hosts: Hosts | None = None,
         open_paths: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keys = keys
         self._origins = Origins(allowed_origins)
+        self._hosts = hosts or Hosts()
         self._open = paths.PROBES.union(open_paths, paths.MONITORING if metrics_open else ())
         self._ws_query_key = ws_query_key
 
@@ -116,6 +121,8 @@ class Authentication:
         is_open = scope["type"] == "http" and path in self._open
         if self._keys.needs_key and identity is None and not is_open:
             return _NO_KEY
+        if identity is None and (refusal := self._hosts.refusal(scope)) is not None:
+            return refusal
         if path not in paths.ADMIN or (identity is not None and identity.is_admin):
             return self._origins.refusal(scope) if identity is None else None
         if not self._keys.has_admin:

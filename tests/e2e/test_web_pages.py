@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from socket import create_connection
 
 import httpx
 import pytest
@@ -113,3 +114,31 @@ def test_a_page_that_is_allowed_may(tiny_model):
             assert (
                 post(server, PATHS[endpoint], body(endpoint), "https://other.example", "").status_code == 403
             )
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/dashboard/events", "/", "/ready"])
+def test_a_page_whose_name_stands_for_this_machine_reads_nothing(tiny_server, path):
+    """DNS rebinding: to the browser the server is the page's own, and only the name tells."""
+    port = tiny_server.url.rpartition(":")[2]
+    rebound = {"Host": f"page.example:{port}", "Sec-Fetch-Site": "same-origin"}
+    with httpx.stream("GET", tiny_server.url + path, headers=rebound, timeout=300) as answer:
+        answer.read()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+    assert "--allowed-hosts" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_nor_does_it_open_a_websocket(tiny_server, path):
+    port = tiny_server.url.rpartition(":")[2]
+    url = f"ws://page.example:{port}{path}"
+    sock = create_connection(("127.0.0.1", int(port)))
+    with sock, pytest.raises(InvalidStatus) as refused:
+        connect(url, sock=sock, origin=f"http://page.example:{port}")
+    assert refused.value.response.status_code == 403
+
+
+def test_it_may_be_called_by_its_own_names(tiny_server):
+    port = tiny_server.url.rpartition(":")[2]
+    for name in ("localhost", "127.0.0.1", "[::1]", "plain.test"):
+        answer = httpx.get(f"{tiny_server.url}/v1/models", headers={"Host": f"{name}:{port}"}, timeout=300)
+        assert answer.status_code == 200

@@ -576,7 +576,9 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             registry=registry_of(deployment),
         )
         app = build_app(service, deployment)
-        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=WAIT_S)
+        http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=WAIT_S
+        )
         closers.extend([threads.shutdown, board.close, *[part.close for part in (*rings, *bells)]])
         return Harness(
             engine, client, pump, sender, streams, service, app, http, frontend_bell, engine_bell, rings

@@ -7,8 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from streamserve.config import ServerConfig
 from streamserve.frontend.api.endpoint import tenant_of
 from streamserve.frontend.auth import Authentication, is_admin
+from streamserve.frontend.hosts import Hosts
 from streamserve.frontend.keys import KeyRing
 
 KEYS = KeyRing(["alice:sk-alice", "bob:sk-bob"], ["root:sk-root"])
@@ -319,3 +321,97 @@ async def test_who_brings_a_key_may_come_from_anywhere() -> None:
         assert scope is not None
     _, said = await knock(KEYS, "/v1/ws", HERE, origin(PAGE), kind="websocket", **EXTENSION)
     assert said[0]["status"] == 401
+
+
+# Names
+
+LOCAL = ServerConfig()
+
+
+async def call(
+    server: ServerConfig, host: bytes | None, keys: KeyRing | None = None, **more: Any
+) -> int | None:
+    """The status with which a server turns somebody away who calls it by a name, if it does."""
+    keys, headers = keys or KeyRing(), [] if host is None else [(b"host", host)]
+    options = {"hosts": Hosts.of(server, needs_key=keys.needs_key), "open_paths": ["/"]}
+    path, more = more.pop("path", "/v1/models"), {**EXTENSION, **more}
+    scope, said = await knock(keys, path, *headers, *more.pop("and_headers", ()), options=options, **more)
+    if scope is not None:
+        return None
+    status: int = said[0]["status"]
+    assert orjson.loads(said[1]["body"])["error"]["code"] == "host_not_allowed"
+    return status
+
+
+FOREIGN_NAMES = [
+    b"evil.example",
+    b"evil.example:8000",
+    b"localhost.evil.example:8000",
+    b"127.0.0.1.evil.example",
+    b"evil-localhost",
+    b"xlocalhost:8000",
+    b"evil.example@localhost",
+    b"localhost@evil.example",
+    b"127.0.0.1 evil.example",
+    b"2130706433.evil.example",
+    b"",
+    b":8000",
+    b"[::1",
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("host", FOREIGN_NAMES)
+async def test_a_name_that_somebody_else_may_have_is_no_name_of_a_private_server(host: bytes) -> None:
+    """A page whose name suddenly stands for this machine: to its browser, the server is its own."""
+    headers = ((b"sec-fetch-site", b"same-origin"), (b"origin", b"http://" + host))
+    for kind, path in (("http", "/v1/models"), ("http", "/metrics"), ("http", "/"), ("websocket", "/v1/ws")):
+        if host == b"evil.example@localhost":
+            # What stands before an @ is no part of a name, and browsers send none.
+            assert await call(LOCAL, host, kind=kind, path=path) is None
+            continue
+        assert await call(LOCAL, host, kind=kind, path=path, and_headers=headers) == 403, (kind, path)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        b"127.0.0.1:8000",
+        b"localhost",
+        b"LOCALHOST:1",
+        b"localhost.:8000",
+        b"chat.localhost",
+        b"[::1]:8000",
+        b"192.0.2.7:8000",
+        b"[2001:db8::1]",
+    ],
+)
+async def test_addresses_and_localhost_are_nobody_elses(host: bytes | None) -> None:
+    for listening in ("127.0.0.1", "::1", "localhost", "127.3.2.1"):
+        assert await call(ServerConfig(host=listening), host) is None
+
+
+@pytest.mark.parametrize("host", [b"llm.example", b"LLM.example.:8000"])
+async def test_names_that_the_operator_gives(host: bytes) -> None:
+    named = ServerConfig(allowed_hosts=("llm.Example", "other.example"))
+    assert await call(named, host) is None
+    assert await call(named, b"x." + host) == 403
+    # Then they are all that there are, wherever it listens.
+    assert await call(ServerConfig(host="0.0.0.0", allowed_hosts=("llm.example",)), b"evil.example") == 403
+    assert await call(ServerConfig(allowed_hosts=("*",)), b"evil.example") is None
+
+
+async def test_a_server_for_others_has_any_name() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.7", "llm.example"):
+        assert await call(ServerConfig(host=host), b"llm.example") is None
+    # Every page may use it anyway.
+    assert await call(ServerConfig(allowed_origins=("*",)), b"evil.example") is None
+
+
+async def test_where_there_are_keys_names_do_not_matter_unless_they_are_given() -> None:
+    """No page can send a key that it does not know; a proxy on the machine has whatever name it has."""
+    assert await call(LOCAL, b"llm.example", KEYS, path="/") is None
+    named = ServerConfig(allowed_hosts=("llm.example",))
+    assert await call(named, b"evil.example", KEYS, path="/health") == 403
+    assert await call(named, b"evil.example", KEYS, and_headers=[bearer("sk-bob")]) is None

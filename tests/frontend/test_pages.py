@@ -170,7 +170,7 @@ async def test_behind_a_path_prefix(run_harness: Any) -> None:
     around = Deployment(server=ServerConfig(root_path="/llm"), keys=KeyRing(["sk"]))
     async with run_harness(deployment=around) as frontend:
         transport = httpx.ASGITransport(frontend.app, root_path="/llm")
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             assert (await http.get("/llm/")).status_code == 200
             assert (await http.get("/llm/web/js/chat.js")).status_code == 200
 
@@ -179,7 +179,7 @@ async def test_behind_a_path_prefix(run_harness: Any) -> None:
 async def test_it_is_there_before_the_model(is_on: bool, status: int) -> None:
     options = ServerConfig(chat_page=is_on, dashboard=is_on)
     app = build_reception(Deployment(server=options), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for path in PAGES:
             assert (await http.get(path)).status_code == status
         assert (await http.get("/web/js/chat.js")).status_code == status

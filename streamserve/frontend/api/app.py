@@ -29,6 +29,7 @@ from streamserve.frontend.api.websocket import StreamSocket
 from streamserve.frontend.api.websocket_responses import ResponsesSocket
 from streamserve.frontend.auth import Authentication
 from streamserve.frontend.deployment import Deployment
+from streamserve.frontend.hosts import Hosts
 from streamserve.frontend.middleware import REQUEST_ID, Edge
 from streamserve.frontend.monitor import Monitor
 from streamserve.frontend.pages import Pages
@@ -76,6 +77,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         metrics_open=around.auth.metrics_open,
         ws_query_key=around.auth.ws_query_key,
         allowed_origins=around.server.allowed_origins,
+        hosts=Hosts.of(around.server, needs_key=around.keys.needs_key),
         open_paths=pages.paths,
     )
     if around.server.allowed_origins:
