@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -36,6 +37,8 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
+# A coding that is named with a weight of nothing is refused.
+_PACKED = re.compile(r"gzip(?!;q=0(\.0*)?$)(;.*)?")
 # Scripts, styles and connections of this server and no others; nobody's frame; and of strings, only what the
 # sanitiser has seen becomes markup.
 POLICY = "; ".join(
@@ -52,11 +55,14 @@ POLICY = "; ".join(
         "trusted-types dompurify",
     ]
 )
-HEADERS = {
+SECURITY_HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+HEADERS = {
+    **SECURITY_HEADERS,
     # Kept, and asked about each time: a new version of the server has all its files at once.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
@@ -115,7 +121,7 @@ class Asset:
 
 def _accepts_gzip(accepted: str) -> bool:
     codings = [coding.replace(" ", "").lower() for coding in accepted.split(",")]
-    return any(coding.partition(";")[0] == "gzip" and coding != "gzip;q=0" for coding in codings)
+    return any(_PACKED.fullmatch(coding) for coding in codings)
 
 
 class Folder:

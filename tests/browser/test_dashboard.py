@@ -69,6 +69,17 @@ def test_charts_move_while_something_is_generated(dashboard, busy):
     assert [row.split()[0] for row in rows] == ["supervisor", "engine", "frontend"]
 
 
+def test_what_is_selected_in_the_table_stays_selected(dashboard):
+    page = dashboard.page
+    page.locator("#processes td").first.evaluate("each => getSelection().selectAllChildren(each)")
+    chosen = page.evaluate("getSelection().toString()")
+    assert chosen.strip().isdigit()
+    line = page.locator(".line").first
+    before = line.get_attribute("d")
+    dashboard.wait(lambda: line.get_attribute("d") != before, "the next numbers come")
+    assert page.evaluate("getSelection().toString()") == chosen
+
+
 def test_one_can_look_back(dashboard):
     page = dashboard.page
     dashboard.wait(

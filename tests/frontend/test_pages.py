@@ -97,7 +97,16 @@ async def test_what_a_browser_has_is_not_sent_again(frontend: Any, coding: str) 
 
 @pytest.mark.parametrize(
     ("accepted", "is_packed"),
-    [("gzip, br", True), ("br;q=1, gzip;q=0.5", True), ("", False), ("br", False), ("gzip;q=0", False)],
+    [
+        ("gzip, br", True),
+        ("br;q=1, gzip;q=0.5", True),
+        ("", False),
+        ("br", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000", False),
+        ("gzip;q=0.001", True),
+        ("gzipped", False),
+    ],
 )
 async def test_it_is_sent_packed_to_those_who_can_unpack(
     frontend: Any, accepted: str, is_packed: bool

@@ -12,9 +12,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from streamserve.frontend.api.openapi import document
+from streamserve.frontend.pages import SECURITY_HEADERS
 
 # The page has no scripts, and its one style sheet is in it.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
@@ -44,7 +48,7 @@ class Documents:
 
     async def docs(self, _http: Request) -> Response:
         """The page."""
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(self._page, headers={**SECURITY_HEADERS, "Content-Security-Policy": _POLICY})
 
 
 @cache

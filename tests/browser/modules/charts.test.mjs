@@ -56,6 +56,14 @@ test("a clock that begins anew begins a new history", () => {
   assert.deepEqual(history.points(() => 0).length, 1);
 });
 
+test("another frontend may begin with what was a moment ago", () => {
+  const history = new History(300);
+  for (const at of [100, 101, 102]) history.add({ at });
+  assert.equal(history.add({ at: 101.4 }), false);
+  assert.equal(history.add({ at: 102.4 }), true);
+  assert.deepEqual(history.points(({ at }) => at).map(({ value }) => value), [100, 101, 102, 102.4]);
+});
+
 test("units", () => {
   assert.deepEqual([null, 0, 0.126, 20.25, 128, 4096, 120_000].map(count), ["–", "0", "0.13", "20.3", "128", "4096", "120k"]);
   assert.deepEqual([null, 0, 0.00042, 0.0835, 0.25, 1.5, 75].map(seconds), ["–", "0 ms", "0.42 ms", "83.5 ms", "250 ms", "1.5 s", "75 s"]);

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -216,3 +218,46 @@ async def test_it_is_not_counted_in_what_it_shows(run_harness: Any) -> None:
         await until_watched_by(frontend, 0)
         text = (await frontend.http.get("/metrics")).text
         assert not re.search(r"http_requests_total\{.*dashboard", text)
+
+
+async def test_head_is_answered_without_a_stream(run_harness: Any) -> None:
+    async with run_harness() as frontend, frontend.served() as url:
+        async with httpx.AsyncClient(timeout=LIMIT_S) as http:
+            head = await http.head(url + EVENTS)
+            # The connection is still open.
+            await until_gone(frontend)
+            async with http.stream("GET", url + EVENTS) as get:
+                for name in ("content-type", "cache-control", "x-accel-buffering"):
+                    assert head.headers[name] == get.headers[name]
+        assert (head.status_code, head.content) == (200, b"")
+        await until_gone(frontend)
+
+
+async def test_a_hundred_watchers_cost_a_snapshot_a_turn(run_harness: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(dashboard, "INTERVAL_S", 0.5)
+    async with run_harness() as frontend, frontend.served() as url:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+
+            async def watch() -> list[float]:
+                async with watching(url) as snapshots:
+                    return [(await anext(snapshots))["at"] for _ in range(4)]
+
+            watchers = [group.create_task(watch()) for _ in range(100)]
+        seen = sorted({at for watcher in watchers for at in watcher.result()})
+        assert all(later - earlier >= 0.49 for earlier, later in pairwise(seen))
+        await until_watched_by(frontend, 0)
+
+
+async def test_one_that_does_not_read_holds_up_nobody(run_harness: Any) -> None:
+    async with run_harness() as frontend, frontend.served() as url, watching(url) as other:
+        shown = await anext(other)
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            slow.connect((host, int(port)))
+            slow.sendall(f"GET {EVENTS} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            await until_watched_by(frontend, 2)
+            for _ in range(5):
+                before, shown = shown, await anext(other)
+                assert shown["at"] > before["at"]
+        await until_watched_by(frontend, 1)

@@ -219,7 +219,11 @@ class Links(HTMLParser):
 async def test_the_page_has_all_of_it_and_loads_nothing(frontend: Any) -> None:
     response = await frontend.http.get("/docs")
     assert response.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in response.headers["content-security-policy"]
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
     links = Links()
     links.feed(response.text)
     assert links.open == []

@@ -3,6 +3,8 @@
 /** A pause in the snapshots that is longer than this is a gap in the lines. */
 export const GAP_S = 4;
 const MINUTE_S = 60;
+/** Frontends take their snapshots at different moments, and the next connection may be another one's. */
+const BEHIND_S = 10;
 
 /**
  * Numbers of one moment: groups of numbers by name, null for what nothing is known of.
@@ -28,13 +30,20 @@ export class History {
     return ageS > 0 ? Math.min(this.#mostS, Math.ceil(ageS / MINUTE_S) * MINUTE_S) : MINUTE_S;
   }
 
-  /** @param {Snapshot} snapshot */
+  /**
+   * @param {Snapshot} snapshot
+   * @returns {boolean} whether it is news
+   */
   add(snapshot) {
-    // The clock of a machine that was started again begins anew.
-    if (snapshot.at <= this.nowS) this.#snapshots = [];
+    if (snapshot.at <= this.nowS) {
+      if (snapshot.at > this.nowS - BEHIND_S) return false;
+      // The clock of a machine that was started again begins anew.
+      this.#snapshots = [];
+    }
     this.#snapshots.push(snapshot);
     const first = this.#snapshots.findIndex(({ at }) => at >= snapshot.at - this.#mostS);
     this.#snapshots.splice(0, first);
+    return true;
   }
 
   /** The server's time at the newest one, in seconds. */
