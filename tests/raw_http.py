@@ -17,7 +17,7 @@ WAIT_S = 300.0
 def request(path: str, body: dict[str, Any] | bytes, **headers: str) -> bytes:
     """A POST; `headers` are added, with `-` for `_`, and win over those that would be there anyway."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = {"host": "x", "content-type": "application/json", "content-length": str(len(payload))}
+    head = {"host": "localhost", "content-type": "application/json", "content-length": str(len(payload))}
     head |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + payload
@@ -25,7 +25,12 @@ def request(path: str, body: dict[str, Any] | bytes, **headers: str) -> bytes:
 
 def upgrade(path: str = "/v1/ws", **headers: str) -> bytes:
     """The request for a WebSocket."""
-    head = {"host": "x", "upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+    head = {
+        "host": "localhost",
+        "upgrade": "websocket",
+        "connection": "Upgrade",
+        "sec-websocket-version": "13",
+    }
     head |= {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}
     head |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
@@ -34,13 +39,23 @@ def upgrade(path: str = "/v1/ws", **headers: str) -> bytes:
 
 def frame(message: dict[str, Any]) -> bytes:
     """A text frame as a client sends it, masked with zeros."""
-    payload = json.dumps(message).encode()
+    return raw_frame(1, json.dumps(message).encode())
+
+
+def raw_frame(opcode: int, payload: bytes, *, is_last: bool = True) -> bytes:
+    """A frame of any kind, masked with zeros; `is_last`: no further piece of its message follows."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])
     else:
         length = b"\xfe" + size.to_bytes(2) if size < 65536 else b"\xff" + size.to_bytes(8)
-    return b"\x81" + length + b"\0\0\0\0" + payload
+    return bytes([opcode | 0x80 * is_last]) + length + b"\0\0\0\0" + payload
+
+
+def close_code(said: bytes) -> int:
+    """The code of the close frame that is the only frame in `said`."""
+    assert said[:1] == b"\x88", said[:100]
+    return int.from_bytes(said[2:4])
 
 
 def dial(url: str, receive_buffer: int | None = None) -> socket.socket:

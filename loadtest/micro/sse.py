@@ -214,7 +214,7 @@ class Bench:
         settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         settings.load()
         state, limits = ServerState(), HeadLimits.of(ServerConfig())
-        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
         transports = []
         for _ in range(NUM_STREAMS):
             protocol = LimitedHttpProtocol(config=settings, server_state=state, app_state={}, limits=limits)

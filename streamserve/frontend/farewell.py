@@ -22,17 +22,26 @@ class Farewell:
     Args:
         transport: of the connection; everything that there is to say is written.
         loop: that of the transport.
+        half_closes: the connection is closed in the server's own direction; else the client is expected to
+            answer to what it was told.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, half_closes: bool = True
+    ) -> None:
         self._transport = transport
         self._loop = loop
         self._num_bytes = 0
         self._has_heard = False
         self._deadline_s = loop.time() + MAX_S
-        if transport.can_write_eof():
-            transport.write_eof()
+        if half_closes:
+            self.half_close()
         self._timer = loop.call_later(min(MAX_SILENCE_S, MAX_S), self._check)
+
+    def half_close(self) -> None:
+        """Has the client read an end behind what was written; over TLS there is no such thing."""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def hear(self, num_bytes: int) -> None:
         """More came."""

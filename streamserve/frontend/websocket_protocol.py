@@ -9,6 +9,9 @@ What differs from the base class, and why:
   the chance to read once more: where it was blocked itself, the pong may be there already.
 * Closing ends. The base class waits without limit for a client to read what is buffered; here the connection
   is dropped when the time for the closing handshake is over.
+* A client that is told to go may be sending for a while yet, and reads why only then. The base class closes
+  the connection behind a fault of the client, which resets it under what still comes, and the reason is
+  lost. Here all that comes is thrown away, within bounds (streamserve.frontend.farewell).
 * On shutdown no close frame falls into the middle of streams: the application closes when they are over.
 * Whoever sends after the end, for whatever reason it ended, gets the OSError that ASGI prescribes.
 * The pieces of a fragmented message are joined as they come, and while the buffer is full only the last ping
@@ -23,7 +26,10 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from streamserve.frontend.farewell import MAX_S, Farewell
+
 SLOW, SILENT = (1008, "slow consumer"), (1011, "no pong")
+NO_TEXT = (1007, "not UTF-8")
 GOING_AWAY = (1001, "the server is shutting down")
 CLOSE_TIMEOUT_S = 5.0
 # A draining server does not wait long for clients that are slow to say goodbye, and ends connections so much
@@ -48,6 +54,11 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         self._late_pong = b""
         # Of a message, behind its first piece.
         self._pieces = bytearray()
+        # Once the server has closed from its side.
+        self._farewell: Farewell | None = None
+        # Nothing that still comes can be understood.
+        self._is_deaf = False
+        self._is_draining = False
         # Since the last pong.
         self._has_sent = False
         self._has_heard = False
@@ -58,20 +69,45 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         self._stop_stuck_timer()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
+        if self._farewell is not None:
+            self._farewell.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         self._has_heard = True
-        super().data_received(data)
+        if self._farewell is not None:
+            self._farewell.hear(len(data))
+        if not self._is_deaf:
+            super().data_received(data)
 
     def handle_cont(self, event: Frame) -> None:
         """A further piece of a message came."""
+        if self.close_sent:
+            return
         self._pieces += event.data
         if event.fin:
             self.frames.append(bytes(self._pieces))
             self._pieces.clear()
             self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is whole. One that is no text though it says so is the client's fault, and no news."""
+        if not self.close_sent and self.curr_msg_data_type == "text":
+            try:
+                text = b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.conn.send_close(*NO_TEXT)
+                self.handle_parser_exception()
+                return
+            finally:
+                self.frames = []
+            self.queue.put_nowait({"type": "websocket.receive", "text": text})
+            if not self.read_paused:
+                self.read_paused = True
+                self.transport.pause_reading()
+            return
+        super().send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         """The buffer is full."""
@@ -95,8 +131,8 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.send":
             self._has_sent = True
-        elif message["type"] == "websocket.close":
-            self._drop_soon()
+        elif message["type"] == "websocket.close" and self._farewell is None:
+            self._say_farewell()
 
     def handle_ping(self) -> None:
         """A ping came; the answer is ready."""
@@ -136,18 +172,31 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
     def handle_close(self, event: Frame) -> None:
         """The client closes, or has answered a close."""
         super().handle_close(event)
-        self._drop_soon()
+        if self._farewell is not None:
+            self._farewell.stop()
+        self._drop_soon(self.close_timeout)
 
     def handle_parser_exception(self) -> None:
         """The client sent what is no WebSocket, or too much; a close frame says which."""
-        super().handle_parser_exception()
-        self._drop_soon()
+        self._is_deaf = True
+        if self.close_sent:
+            # It was told to go for another reason, which counts; now its answer will not be heard.
+            if self._farewell is not None:
+                self._farewell.half_close()
+            return
+        close = self.conn.close_sent
+        assert close is not None, "a fault without a close frame"
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self._say_farewell()
 
     def shutdown(self) -> None:
         """The server stops."""
+        self._is_draining = True
         self.close_timeout = DRAIN_CLOSE_TIMEOUT_S
         if self.close_sent:
-            self._drop_soon()
+            self._drop_soon(self.close_timeout)
         elif self.handshake_complete:
             # The application knows, and closes when its streams are over. What is left at the end of the
             # time waits for a client that does not read.
@@ -171,9 +220,17 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-        self._drop_soon()
+        self._say_farewell()
 
-    def _drop_soon(self) -> None:
+    def _say_farewell(self) -> None:
+        """Hears the client out, behind a close frame from this side."""
+        self._drop_soon(DRAIN_CLOSE_TIMEOUT_S if self._is_draining else MAX_S)
+        self._farewell = Farewell(self.transport, self.loop, half_closes=self._is_deaf)
+        # Whether or not the application has taken the last message: nothing more comes to it.
+        self.read_paused = False
+        self.transport.resume_reading()
+
+    def _drop_soon(self, seconds: float) -> None:
         """Lets nobody send any more; the connection goes when the client agrees, or when time is up."""
         self.disconnected = True
         # For those that wait for room.
@@ -182,7 +239,7 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         self.stop_keepalive()
         if self.close_timer is not None:
             self.close_timer.cancel()
-        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.abort)
+        self.close_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_stuck_timer(self) -> None:
         if self._stuck_timer is not None:

@@ -17,7 +17,7 @@ BODIES = {
 }
 LENGTH = b"content-length: "
 # What a front server that reads the length in another way might let through behind a body.
-SMUGGLED = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+SMUGGLED = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def status_of(said: bytes) -> int:
     return int(said.split(b" ", 2)[1])
 
 
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 async def test_a_small_head_is_fine_piece_by_piece(url: str) -> None:
@@ -110,14 +110,14 @@ async def test_what_is_no_http_gets_a_json_400(url: str, more: list[bytes]) -> N
 async def test_a_chunk_that_is_none_ends_the_request(
     url: str, more: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     said = await exchange(url, [head, b"2\r\n{}\r\n", b"zz\r\n", *more])
     assert status_of(said) == 400
     assert said.count(b"HTTP/1.1 ") == 1
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-TOO_MUCH = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+TOO_MUCH = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
 
 
 @pytest.mark.parametrize("said", [b"hello\r\n\r\n", TOO_MUCH], ids=["no HTTP", "too much"])
@@ -147,14 +147,15 @@ async def test_a_head_that_does_not_come_times_out(impatient_url: str) -> None:
 
 
 async def test_a_body_that_goes_on_after_its_answer_is_cut_off(impatient_url: str) -> None:
-    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
     said = await exchange(impatient_url, [head])
     # The server has hung up, or this would not have come back.
     assert status_of(said) == 404
 
 
 CHUNKED = (
-    b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
 )
 
 
@@ -177,7 +178,7 @@ async def test_short_trailers_are_no_trouble(url: str) -> None:
 
 
 async def test_a_body_that_ends_after_its_answer_is_no_trouble(impatient_url: str) -> None:
-    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
+    head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\n"
     answers = await exchange_in_turns(
         impatient_url, [[head], [b"{", b"}\n", GET + b"connection: close\r\n\r\n"]]
     )
@@ -204,7 +205,7 @@ async def test_limits_of_a_head_are_options(
 
 
 async def test_a_body_that_does_not_come_times_out(run_harness: Any) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
     async with run_harness(body_timeout_s=0.05) as frontend, frontend.served() as url:
         said = await exchange(url, [head, b"{"])
     assert status_of(said) == 408
@@ -221,7 +222,9 @@ async def test_a_connection_is_used_again(url: str) -> None:
 
 
 def post(body: bytes, path: bytes = b"/v1/completions") -> bytes:
-    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
     return head % (path, len(body)) + body
 
 
@@ -232,7 +235,7 @@ WHOLE = b'{"prompt":"go on","max_tokens":100}'
 @pytest.mark.parametrize(
     "more",
     [
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"GET /he",
         b"\xff\xfegarbage\r\n\r\n",
         b"GET / HTTP/1.1\r\nx: " + b"a" * 90_000,

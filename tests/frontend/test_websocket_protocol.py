@@ -114,6 +114,20 @@ class TestSlowReaders:
             await asyncio.wait_for(answer.is_closed.wait(), WAIT_S)
             assert await slow.close_frame() == (1008, "slow consumer")
 
+    async def test_one_that_sends_and_reads_only_afterwards_is_told_why(self) -> None:
+        async with socket_server(streams, write_timeout_s=0.5) as server, raw_client(server) as slow:
+            await slow.create("a")
+            answer = await server.endpoint.answer(0)
+            for _ in range(NUM_BIG):
+                answer.give({"text": BIG})
+            # Pings are answered: the server comes to wait until that is read, and reads no more itself.
+            for _ in range(60):
+                slow.protocol.send_text(json.dumps({"type": "ping", "padding": "x" * 500_000}).encode())
+                slow.flush()
+                async with asyncio.timeout(WAIT_S):
+                    await slow.writer.drain()
+            assert await slow.close_frame() == (1008, "slow consumer")
+
     async def test_one_that_reads_slowly_gets_everything(self) -> None:
         async with socket_server(streams, write_timeout_s=30.0) as server, raw_client(server) as slow:
             await slow.create("a")

@@ -36,7 +36,7 @@ class Client:
             await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
             reader, writer = await asyncio.open_connection(sock=sock)
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(head.encode() + f"content-length: {len(content)}\r\n\r\n".encode() + content)
         await writer.drain()
         return cls(reader, writer)
@@ -170,7 +170,7 @@ async def test_leaving_while_the_body_is_still_on_its_way(server: tuple[Any, str
     frontend, url = server
     host, port = url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.transport.abort()
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:

@@ -278,7 +278,7 @@ class SlowClient:
         await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
         reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 26)
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         writer.transport.pause_reading()
         return cls(reader, writer)

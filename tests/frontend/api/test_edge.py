@@ -171,7 +171,8 @@ async def test_a_websocket_with_a_key_that_is_no_ascii_is_401(guarded: Any) -> N
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"GET /v1/ws?api_key=\xff HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"GET /v1/ws?api_key=\xff HTTP/1.1\r\nhost: localhost\r\n"
+            b"upgrade: websocket\r\nconnection: upgrade\r\n"
             b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             b"authorization: Bearer \xff\xfe\xe4\r\n\r\n"
         )

@@ -127,7 +127,9 @@ async def test_sizes_of_bodies_are_counted(frontend: Any, stream: bool) -> None:
 async def test_what_a_client_only_says_of_its_body_is_not_counted(frontend: Any) -> None:
     async with frontend.served(max_body_bytes=1000) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999\r\n\r\nabc")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999\r\n\r\nabc"
+        )
         async with asyncio.timeout(60):
             assert (await reader.readline()).split()[1] == b"413"
         writer.close()
@@ -146,7 +148,7 @@ async def test_dropped_streams_are_counted_and_gauges_are_right_on_an_idle_serve
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
             writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n%s" % (len(payload), payload)
             )
             writers.append((reader, writer))
