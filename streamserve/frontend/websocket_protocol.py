@@ -12,6 +12,7 @@ What differs from the base class, and why:
 * A client that is told to go may be sending for a while yet, and reads why only then. The base class closes
   the connection behind a fault of the client, which resets it under what still comes, and the reason is
   lost. Here all that comes is thrown away, within bounds (streamserve.frontend.farewell).
+* A head with which the library cannot begin is answered. The base class says nothing, and waits.
 * On shutdown no close frame falls into the middle of streams: the application closes when they are over.
 * Whoever sends after the end, for whatever reason it ended, gets the OSError that ASGI prescribes.
 * The pieces of a fragmented message are joined as they come, and while the buffer is full only the last ping
@@ -21,11 +22,15 @@ What differs from the base class, and why:
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.frames import Frame
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS, Response
 
+from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.farewell import MAX_S, Farewell
 
 SLOW, SILENT = (1008, "slow consumer"), (1011, "no pong")
@@ -36,6 +41,13 @@ CLOSE_TIMEOUT_S = 5.0
 # earlier than uvicorn would cancel them.
 DRAIN_CLOSE_TIMEOUT_S = 1.0
 END_BEFORE_S = 1.5
+
+_BAD_HEAD = Problem(
+    431,
+    "invalid_request_error",
+    "request_header_fields_too_large",
+    f"A request for a WebSocket may have {MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH} bytes each.",
+)
 
 
 class StreamSocketProtocol(WebSocketsSansIOProtocol):
@@ -80,6 +92,8 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
             self._farewell.hear(len(data))
         if not self._is_deaf:
             super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated and not self._is_deaf:
+            self._refuse_head()
 
     def handle_cont(self, event: Frame) -> None:
         """A further piece of a message came."""
@@ -220,6 +234,15 @@ class StreamSocketProtocol(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self._say_farewell()
+
+    def _refuse_head(self) -> None:
+        """Answers a request that the HTTP side took and the library for WebSockets does not."""
+        body = _BAD_HEAD.encode()
+        names = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        status = HTTPStatus(_BAD_HEAD.status)
+        self.transport.write(Response(status.value, status.phrase, Headers(names), body).serialize())
+        self._is_deaf = self.close_sent = True
         self._say_farewell()
 
     def _say_farewell(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
-from raw_http import WAIT_S, close_code, dial, frame, open_socket, raw_frame
+from raw_http import WAIT_S, close_code, dial, frame, open_socket, raw_frame, read_all, status_of, upgrade
 from server import wait_idle
 
 CONTINUATION, TEXT, BINARY, CLOSE, RESERVED = 0, 1, 2, 8, 3
@@ -73,3 +74,12 @@ def test_one_that_neither_reads_nor_sends_is_dropped(tiny_server, path):
         assert close_code(connection.recv(4096)) == 1003
         # No answer to it: the server waits some seconds, and then no more.
         assert heard(connection) == b""
+
+
+@PATHS
+def test_a_header_that_is_too_long_for_a_websocket_is_answered(tiny_server, path):
+    with dial(tiny_server.url) as connection:
+        connection.sendall(upgrade(path, cookie="x" * 10_000) + MESSAGE * 20)
+        said = read_all(connection)
+        assert status_of(said) == 431
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
