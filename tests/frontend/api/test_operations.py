@@ -15,7 +15,9 @@ from websockets.asyncio.client import connect
 from streamserve.config import ServerConfig
 from streamserve.frontend import deep_health
 from streamserve.frontend.deployment import Deployment
+from streamserve.frontend.heap import Heap
 from streamserve.frontend.keys import KeyRing
+from streamserve.frontend.monitor import Monitor
 from streamserve.ipc.board import EngineState
 
 WAIT_S = 60.0
@@ -225,6 +227,33 @@ async def test_the_lag_of_the_event_loop_is_measured(frontend: Any) -> None:
         family = next(family for family in row.layout.families if family.name == name)
         at = row.layout.place(name)
         await frontend.until(lambda: sum(row.cells[at : at + len(family.buckets) + 1].tolist()) >= 2)
+
+
+class FakeHeap(Heap):
+    def __init__(self, free_bytes: int) -> None:
+        self.free, self.num_trims = free_bytes, 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def trim(self) -> None:
+        self.num_trims += 1
+        self.free = 0
+
+
+async def test_memory_that_was_freed_is_given_back_if_it_is_much(frontend: Any) -> None:
+    for free_bytes, is_trimmed in ((10**6, False), (10**8, True)):
+        heap = FakeHeap(free_bytes)
+        monitor = Monitor(frontend.client, frontend.service.registry.metrics, heap)
+        monitor.start()
+        try:
+            if is_trimmed:
+                await frontend.until(lambda heap=heap: heap.num_trims == 1)
+            else:
+                monitor.tidy()
+        finally:
+            monitor.stop()
+        assert heap.num_trims == is_trimmed
 
 
 # Probes
