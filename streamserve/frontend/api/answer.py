@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -72,14 +73,17 @@ class GenerationAnswer:
         choices = self._choices
         with self._service.registry.track(self.id, self._tenant, self._generations) as record:
             pieces = await self._collect(record)
-        shown = [await self._describe(choices[at], pieces[at]) for at in self._best()]
-        for index, choice in enumerate(shown):
-            choice["index"] = index
+        encoded: list[bytes] = []
+        for index, at in enumerate(self._best()):
+            described = {**await self._describe(choices[at], pieces[at]), "index": index}
+            # Not all choices at once: each may have many megabytes.
+            encoded.append(await self._service.run(choices[at].num_bytes, partial(orjson.dumps, described)))
         members = {}
         if self._form.is_chat:
             # A chat has one prompt, and what is told of it is told once.
             members = {**choices[0].prompt.ids(), **await choices[0].prompt_logprobs()}
-        return orjson.dumps({**self._head, "choices": shown, "usage": self.usage(), **members})
+        around = orjson.dumps({**self._head, "choices": [], "usage": self.usage(), **members})
+        return await self._service.run(sum(map(len, encoded)), lambda: _filled(around, encoded))
 
     async def batches(self) -> AsyncGenerator[list[bytes], None]:
         """The answer's chunks. Nothing comes before the engine's first output, and no chunk without text."""
@@ -194,6 +198,16 @@ class GenerationAnswer:
 
     def _last(self) -> list[bytes]:
         return [usage_chunk(self._head, self.usage())] if self._request.include_usage else []
+
+
+def _filled(around: bytes, choices: Sequence[bytes]) -> bytes:
+    """An answer without choices, with them. Joining drops the interpreter lock, as encoding would not."""
+    key = b'"choices":['
+    before, _, after = around.partition(key)
+    parts = [before, key]
+    for choice in choices:
+        parts += choice, b","
+    return b"".join([*parts[:-1], after])
 
 
 def _choices(service: Service, form: Form, plan: Plan) -> list[Choice]:

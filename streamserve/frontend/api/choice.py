@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamserve.frontend.api.logprobs import LogprobsForm
-from streamserve.frontend.api.telling import NO_PIECE, Piece, PromptTelling
+from streamserve.frontend.api.telling import NO_PIECE, TOKEN_BYTES, Piece, PromptTelling
 from streamserve.frontend.client import Generation
 from streamserve.frontend.mailbox import Delta
 from streamserve.frontend.registry import Meter
@@ -100,6 +100,14 @@ class Choice:
             self._texts.append(text)
         if self.assembler.finish_reason is not None and self.meter is not None:
             self.meter.finish(self.assembler.finish_reason)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much JSON an answer in one piece has of it."""
+        telling, num_tokens = self.telling, self.assembler.num_tokens
+        if telling.echoes or telling.num_prompt_top is not None:
+            num_tokens += len(self.generation.prompt)
+        return TOKEN_BYTES * num_tokens * (1 + max(telling.num_top or 0, telling.num_prompt_top or 0))
 
     @property
     def has_more(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,8 @@ WRITE_EXTENSION = "streamserve.write"
 
 # Characters that JSON allows in a string but that many clients take for the end of a line.
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+# Batches longer than this are framed in a thread, in parts of about that length.
+LARGE_BYTES = 256 * 1024
 # How objects of a stream that names its events begin.
 _TYPE = b'{"type":"'
 
@@ -67,9 +69,27 @@ class Framing:
 def _event(encoded: bytes) -> bytes:
     """One event on one line, whatever the reader takes for a line. Hot: once a chunk."""
     if not encoded.isascii():
-        for raw, escaped in _LINE_ENDS:
-            encoded = encoded.replace(raw, escaped)
+        encoded = b"".join([_on_one_line(part) for part in _parts(encoded)])
     return b"data: " + encoded + b"\n\n"
+
+
+def _on_one_line(encoded: bytes) -> bytes:
+    for raw, escaped in _LINE_ENDS:
+        encoded = encoded.replace(raw, escaped)
+    return encoded
+
+
+def _parts(encoded: bytes) -> Iterator[bytes]:
+    """The same in parts, none of which takes longer than others may be kept from the interpreter."""
+    start = 0
+    while len(encoded) - start > LARGE_BYTES:
+        # What stands before a quotation mark is a whole character; without one there are no more strings.
+        end = encoded.find(b'"', start + LARGE_BYTES)
+        if end < 0:
+            break
+        yield encoded[start:end]
+        start = end
+    yield encoded[start:] if start else encoded
 
 
 def _no_outlet(_chunk: bytes) -> bool:
@@ -151,8 +171,7 @@ class EventStream(EventSourceResponse):
 
     async def _stream_events(self, send: Send) -> bytes:
         """Sends all but the end, which it returns. One turn a batch, or each time the client is slow."""
-        events = self._framing.events
-        await self._send(send, events(self._first))
+        await self._send(send, await self._events(self._first))
         while True:
             batch: list[bytes] | None = None
             # Only the answer's own failure is an event; that of a send says that nobody is there to see one.
@@ -170,7 +189,13 @@ class EventStream(EventSourceResponse):
             if batch is None:
                 await self._drain()
             else:
-                await self._send(send, events(batch))
+                await self._send(send, await self._events(batch))
+
+    async def _events(self, batch: list[bytes]) -> bytes:
+        """The batch as it is written: an echoed prompt with log probabilities has many megabytes."""
+        if sum(map(len, batch)) <= LARGE_BYTES:
+            return self._framing.events(batch)
+        return await asyncio.to_thread(self._framing.events, batch)
 
     def _write(self, batch: list[bytes]) -> bool:
         """Hands a batch to the server; False if the client should be waited for. Hot: once a batch."""
