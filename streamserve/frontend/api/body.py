@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from streamserve.errors import InvalidRequest, RequestError
 from streamserve.frontend.api.problems import RequestTimeout
 
 MAX_DEPTH = 100
+LARGE_BYTES = 1 << 20
 BODY_TIMEOUT_S = 120.0
 
 
@@ -95,7 +97,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         InvalidRequest: it is none, or nested more than MAX_DEPTH deep.
     """
     try:
-        data = orjson.loads(body)
+        data = _loads(body)
     except orjson.JSONDecodeError as error:
         # The error's text names a place and a rule but quotes nothing of a body in some unknown encoding.
         raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}.") from None
@@ -105,6 +107,21 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(data, MAX_DEPTH):
         raise InvalidRequest(f"The request body is nested more than {MAX_DEPTH} levels deep.")
     return data
+
+
+def _loads(body: bytes) -> Any:
+    """Parses `body`, without the garbage collector in a large one.
+
+    It would look at all containers again and again while they are made, and be most of the time that a body
+    of many takes. A thread would be of no use: the parser keeps the interpreter lock to its end.
+    """
+    if len(body) <= LARGE_BYTES or not gc.isenabled():
+        return orjson.loads(body)
+    gc.disable()
+    try:
+        return orjson.loads(body)
+    finally:
+        gc.enable()
 
 
 def _is_deeper(data: Any, limit: int) -> bool:

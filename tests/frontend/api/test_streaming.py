@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
+from streamserve.errors import InvalidRequest
+from streamserve.frontend.api.body import parse_object
+from streamserve.frontend.api.sse import LARGE_BYTES, Framing
 from streamserve.messages import Finish
 
 EMOJI = "😊👩‍👩‍👧‍👦 日本語 naïve"
@@ -389,3 +395,20 @@ async def test_the_callers_request_id_is_the_answers(frontend: Any) -> None:
     assert [answer.json()["id"] for answer in answers[:2]] == ["cmpl-mine-1", "cmpl-mine-1"]
     assert answers[2].json()["id"] != 'cmpl-bad" name'
     assert len({request.stream for request in frontend.engine.adds}) == 3
+
+
+@pytest.mark.parametrize("padding", [LARGE_BYTES - 3, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES])
+def test_a_large_event_is_one_line_too(padding: int) -> None:
+    for unit in ("a", "é", '"\u2028'):
+        text = "x" * padding + "\u2028é\x85" + unit * (2 * LARGE_BYTES)
+        for value in (text, [text, "é\u2029" * 5, "plain"]):
+            event = Framing(names_events=False).events([orjson.dumps(value)]).decode()
+            assert len(event.splitlines()) == 2
+            assert orjson.loads(event.removeprefix("data: ")) == value
+
+
+def test_a_large_body_leaves_the_garbage_collector_on() -> None:
+    for body in (b'{"a":[' + b"[1]," * 600_000 + b"[1]]}", b'{"a":[' + b"[1]," * 600_000):
+        with contextlib.suppress(InvalidRequest):
+            assert len(parse_object(body)["a"]) == 600_001
+        assert gc.isenabled()
