@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -22,6 +23,7 @@ from streamserve.frontend.api.endpoint import Endpoint
 from streamserve.frontend.api.http import HttpTransport
 from streamserve.frontend.api.models import Models
 from streamserve.frontend.api.responses import ResponsesEndpoint
+from streamserve.frontend.api.resume import STREAM_HEADER, Resumption
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.streams import Streams
 from streamserve.frontend.api.tokenization import Tokenization
@@ -32,6 +34,7 @@ from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.middleware import REQUEST_ID, Edge
 from streamserve.frontend.monitor import Monitor
 from streamserve.frontend.pages import Pages
+from streamserve.frontend.resume.neighbours import Neighbours
 
 PREFLIGHT_MAX_AGE_S = 86400
 
@@ -48,20 +51,32 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         service.client.start()
         monitor.start()
+        if neighbours is not None:
+            neighbours.start()
         try:
             yield
         finally:
             monitor.stop()
+            if neighbours is not None:
+                await neighbours.stop()
+            await service.kept.close()
             service.client.stop()
             if around.tracer is not None:
                 around.tracer.close()
 
-    streams = Streams(service, around)
-    service.client.answer_relays(streams.answer)
+    neighbours = _neighbours(service, around)
+    resumption = Resumption(service, neighbours)
+    streams = Streams(service, around, resumption)
+
+    def answer(question: dict[str, Any]) -> Any | None:
+        known = streams.answer(question)
+        return neighbours.answer(question) if known is None and neighbours is not None else known
+
+    service.client.answer_relays(answer)
     control = Control(service, around, monitor)
     documents, pages = Documents(around.server.root_path), Pages(around.server)
     routes = [
-        *_generation(service),
+        *_generation(service, resumption),
         *_information(service, streams),
         *_operations(control),
         *Dashboard(service, around, monitor).routes,
@@ -90,7 +105,13 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     )
 
 
-def _generation(service: Service) -> list[BaseRoute]:
+def _neighbours(service: Service, around: Deployment) -> Neighbours | None:
+    if around.doors is None:
+        return None
+    return Neighbours(service.kept, service.client, around.doors, around.index)
+
+
+def _generation(service: Service, resumption: Resumption) -> list[BaseRoute]:
     chat, completions = ChatEndpoint(service), CompletionEndpoint(service)
     responses = ResponsesEndpoint(service)
     endpoints: dict[str, Endpoint] = {
@@ -99,11 +120,11 @@ def _generation(service: Service) -> list[BaseRoute]:
         "responses": responses,
     }
     return [
-        Route("/v1/chat/completions", HttpTransport(service, chat).handle, methods=["POST"]),
-        Route("/v1/completions", HttpTransport(service, completions).handle, methods=["POST"]),
-        Route("/v1/responses", HttpTransport(service, responses).handle, methods=["POST"]),
+        Route("/v1/chat/completions", HttpTransport(service, chat, resumption).handle, methods=["POST"]),
+        Route("/v1/completions", HttpTransport(service, completions, resumption).handle, methods=["POST"]),
+        Route("/v1/responses", HttpTransport(service, responses, resumption).handle, methods=["POST"]),
         WebSocketRoute("/v1/responses", ResponsesSocket(service, responses)),
-        WebSocketRoute("/v1/ws", StreamSocket(service, endpoints)),
+        WebSocketRoute("/v1/ws", StreamSocket(service, endpoints, resumption)),
     ]
 
 
@@ -140,6 +161,6 @@ def _with_cors(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         allow_headers=server.allowed_headers,
         allow_credentials=server.allow_credentials,
         # What a browser's script may read besides the body.
-        expose_headers=(REQUEST_ID.decode(), "retry-after"),
+        expose_headers=(REQUEST_ID.decode(), STREAM_HEADER, "retry-after"),
         max_age=PREFLIGHT_MAX_AGE_S,
     )

@@ -271,7 +271,7 @@ class Stream(Reply):
 
     id: str
     object: Literal["stream"]
-    status: Literal["queued", "running", "cancelled"]
+    status: Literal["queued", "running", "detached", "cancelled"]
     created: int
     age_seconds: float
     choices: int

@@ -18,11 +18,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from streamserve.errors import EngineUnavailable, Overloaded, RequestFailed
+from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.websocket import Connection, StreamSocket
 
 
 def streams(service: Any, endpoint: Any) -> StreamSocket:
-    return StreamSocket(service, {"chat.completions": endpoint, "completions": endpoint}, max_streams=8)
+    return StreamSocket(
+        service, {"chat.completions": endpoint, "completions": endpoint}, Resumption(service), max_streams=8
+    )
 
 
 @pytest.fixture
