@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from streamserve.errors import InvalidRequest, StreamserveError
+from streamserve.frontend import paths
 from streamserve.frontend.api.endpoint import Answer, Call, tenant_of
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.sse import EventResponse, Framing
@@ -27,7 +28,6 @@ from streamserve.frontend.resume.reading import Ending, Piece, Reading
 ASK_HEADER = "x-stream-resume"
 STREAM_HEADER = "x-stream-id"
 LAST_EVENT_ID = "last-event-id"
-EVENT_STREAM = "text/event-stream"
 # More than any stream has events.
 _MAX_DIGITS = 18
 
@@ -117,7 +117,7 @@ def wants_events(http: Request) -> bool:
     """Whether a GET for a stream asks for its events rather than for what it is doing."""
     if http.method != "GET":
         return False
-    return LAST_EVENT_ID in http.headers or EVENT_STREAM in http.headers.get("accept", "").lower()
+    return LAST_EVENT_ID in http.headers or paths.EVENT_STREAM in http.headers.get("accept", "").lower()
 
 
 def position_of(stream_id: str, headers: Headers, query: QueryParams) -> int:
@@ -204,7 +204,7 @@ class ResumableEventStream(EventResponse):
         piece, reading = self._first, self._reading
         can_divert = self._drain_chunks is not None
         if can_divert:
-            reading.divert(self._write)
+            reading.divert(self._write, self._drop)
         while True:
             events = self._framing.events(piece.first, piece.events)
             if piece.ending is not None:
@@ -217,6 +217,11 @@ class ResumableEventStream(EventResponse):
                 piece = await reading.read()
             except StreamserveError:
                 return None
+
+    def _drop(self) -> None:
+        # The client may be one that does not read, for which all else here waits.
+        if self._abort is not None:
+            self._abort()
 
     def _write(self, first: int, batch: list[bytes]) -> bool:
         """Hands events to the server; False if the client should be waited for. Hot: once a batch."""

@@ -201,7 +201,7 @@ class RemoteReading:
         ending = Ending(number, _decode(payload) if payload else None)
         return Piece(number, [], ending, is_known=kind == Frame.KNOWN)
 
-    def divert(self, take: Take) -> None:
+    def divert(self, take: Take, lose: Callable[[], None]) -> None:
         """Nothing comes in the turn of the event loop that it is made in."""
 
     def cancel(self) -> None:

@@ -59,8 +59,12 @@ class Reading(Protocol):
             StreamserveError: the stream failed before its first event, or its frontend is gone.
         """
 
-    def divert(self, take: Take) -> None:
-        """From now on events may be handed to `take` while somebody waits in `read`."""
+    def divert(self, take: Take, lose: Callable[[], None]) -> None:
+        """From now on events may be handed to `take` while somebody waits in `read`.
+
+        Args:
+            lose: called when a newer connection takes the stream, also while nobody waits.
+        """
 
     def cancel(self) -> None:
         """Ends the generation; the stream then comes to its end."""

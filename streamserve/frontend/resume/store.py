@@ -58,8 +58,8 @@ class StreamStore:
         # By id and tenant: two callers may choose the same id.
         self._streams: dict[str, dict[str, KeptStream]] = {}
         self._num_streams = 0
-        # Those that have ended, in that order.
-        self._ended: dict[KeptStream, None] = {}
+        # Those that have ended and that nobody reads, in the order in which that came about.
+        self._spare: dict[KeptStream, None] = {}
         self._aborting: set[asyncio.Task[None]] = set()
 
     def open(
@@ -127,12 +127,17 @@ class StreamStore:
         """Whether more may be written down that nobody takes."""
         if stream.log.num_bytes >= self._max_stream_bytes:
             return False
-        self._forget_ended(0)
+        self._forget_spare(0)
         return self.num_bytes < self._max_bytes
 
-    def ended(self, stream: KeptStream) -> None:
-        """Its last event is written."""
-        self._ended[stream] = None
+    def spare(self, stream: KeptStream) -> None:
+        """It has ended and nobody reads it."""
+        if self._has(stream):
+            self._spare[stream] = None
+
+    def needed(self, stream: KeptStream) -> None:
+        """Somebody reads it."""
+        self._spare.pop(stream, None)
 
     def failed(self, stream: KeptStream) -> None:
         """It came to nothing."""
@@ -152,30 +157,30 @@ class StreamStore:
 
     def _has_place(self) -> bool:
         """Whether there is room for one more stream."""
-        self._forget_ended(self._least_bytes)
+        self._forget_spare(self._least_bytes)
         while self._num_streams >= self._max_streams:
             if not self._forget_oldest():
                 return False
         return self.num_bytes + self._least_bytes <= self._max_bytes
 
     def _make_room(self, stream: KeptStream) -> None:
-        self._forget_ended(0)
+        self._forget_spare(0)
         over = max(self.num_bytes - self._max_bytes, stream.log.num_bytes - self._max_stream_bytes)
         if over > 0 and stream.spare:
             # Some more than is needed, so that not every event has to.
             self._lose(stream.log.drop(over + stream.log.num_bytes // SHED_PARTS, stream.spare))
 
-    def _forget_ended(self, num_bytes: int) -> None:
+    def _forget_spare(self, num_bytes: int) -> None:
         """Forgets ended streams until so much memory is free."""
         while self.num_bytes + num_bytes > self._max_bytes and self._forget_oldest():
             pass
 
     def _forget_oldest(self) -> bool:
-        for stream in self._ended:
-            if not stream.has_reader:
-                self._abort(stream)
-                return True
-        return False
+        oldest = next(iter(self._spare), None)
+        if oldest is None:
+            return False
+        self._abort(oldest)
+        return True
 
     def _abort(self, stream: KeptStream) -> None:
         self._forget(stream)
@@ -185,15 +190,18 @@ class StreamStore:
             task.add_done_callback(self._aborting.discard)
 
     def _forget(self, stream: KeptStream) -> None:
-        streams = self._streams.get(stream.id)
-        if streams is None or streams.get(stream.tenant) is not stream:
+        if not self._has(stream):
             return
+        streams = self._streams[stream.id]
         del streams[stream.tenant]
         if not streams:
             del self._streams[stream.id]
         self._num_streams -= 1
-        self._ended.pop(stream, None)
+        self._spare.pop(stream, None)
         self._lose(stream.log.num_bytes)
+
+    def _has(self, stream: KeptStream) -> bool:
+        return self._streams.get(stream.id, {}).get(stream.tenant) is stream
 
     def _lose(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes

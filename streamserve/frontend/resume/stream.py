@@ -41,8 +41,11 @@ class Keeper(Protocol):
     def has_room(self, stream: KeptStream) -> bool:
         """Whether more may be written down that nobody takes."""
 
-    def ended(self, stream: KeptStream) -> None:
-        """Its last event is written."""
+    def spare(self, stream: KeptStream) -> None:
+        """It has ended and nobody reads it."""
+
+    def needed(self, stream: KeptStream) -> None:
+        """Somebody reads it."""
 
     def failed(self, stream: KeptStream) -> None:
         """It failed before its first event; there is nothing to come back to."""
@@ -133,6 +136,7 @@ class KeptStream:
             self._reader.lose()
         self._stop_timer()
         self._set_detached(is_detached=False)
+        self._store.needed(self)
         self._take = None
         self._reader = Reader(self, after)
         return self._reader
@@ -144,7 +148,7 @@ class KeptStream:
         self._reader = self._take = None
         if self.failure is None:
             self._set_detached(is_detached=self.is_running)
-            self._start_timer()
+            self._wait_for_somebody()
 
     def go_live(self, take: Take) -> None:
         """Events are handed to `take` from now on, until it wants no more."""
@@ -261,17 +265,18 @@ class KeptStream:
         self.ending = Ending(self.log.last + 1, None if failure is None else problem_of(failure))
         self._take = None
         self._set_detached(is_detached=False)
-        self._store.ended(self)
         if self._reader is None:
-            self._start_timer()
+            self._wait_for_somebody()
         else:
-            self._wake_reader()
+            self._reader.wake()
 
     def _wake_reader(self) -> None:
         if self._reader is not None:
             self._reader.wake()
 
-    def _start_timer(self) -> None:
+    def _wait_for_somebody(self) -> None:
+        if self.ending is not None:
+            self._store.spare(self)
         self._stop_timer()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._store.window_s, self._store.expired, self)
@@ -303,6 +308,7 @@ class Reader:
         self._stream = stream
         self._diverted: Take | None = None
         self._is_lost = False
+        self._on_lost: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -315,9 +321,10 @@ class Reader:
         """As of the endpoint."""
         return self._stream.names_events
 
-    def divert(self, take: Take) -> None:
+    def divert(self, take: Take, lose: Callable[[], None]) -> None:
         """From now on events may be handed to `take` while somebody waits in `read`."""
         self._diverted = take
+        self._on_lost = lose
 
     async def read(self) -> Piece:
         """The next events, as soon as there are any."""
@@ -348,6 +355,8 @@ class Reader:
     def lose(self) -> None:
         """The stream is somebody else's."""
         self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
         self.wake()
 
     def cancel(self) -> None:

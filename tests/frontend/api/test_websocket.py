@@ -282,7 +282,8 @@ async def test_streams_whose_last_message_nobody_reads_count() -> None:
     socket: Any = StuckSocket()
     endpoint = ScriptedEndpoint(registry=None)  # type: ignore[arg-type]
     endpoint.gate.set()
-    connection = Connection(socket, SimpleNamespace(), {"completions": endpoint}, 4)  # type: ignore
+    nothing: Any = SimpleNamespace()
+    connection = Connection(socket, nothing, {"completions": endpoint}, nothing, 4)
     message = {"type": "create", "id": "again", "endpoint": "completions", "body": {"bad": True}}
     for number in range(4):
         await connection.handle(json.dumps(message).encode())
