@@ -54,8 +54,7 @@ class Origins:
             403,
             "permission_error",
             "origin_not_allowed",
-            f"Pages of {whose} may not use this server; its operator can allow them with "
-            "--allowed-origins.",
+            f"Pages of {whose} may not use this server; its operator can allow them with --allowed-origins.",
         )
 
 

@@ -186,7 +186,8 @@ class KeptStream:
         failure: Exception | None = None
         try:
             self._write(await self._first(batches, is_elsewhere))
-            await self._go_on(batches)
+            if self.log.last:
+                await self._go_on(batches)
         except Exception as error:
             if not isinstance(error, StreamserveError):
                 logger.exception("a stream failed")
@@ -202,11 +203,11 @@ class KeptStream:
     ) -> list[bytes]:
         if is_elsewhere is None:
             self.is_confirmed = True
-            return await anext(batches)
+            return await anext(batches, [])
         # Asked meanwhile: only a request that has come twice computes something for nothing.
         asking = asyncio.ensure_future(is_elsewhere())
         try:
-            first = await anext(batches)
+            first: list[bytes] = await anext(batches, [])
             if await asking:
                 raise stream_exists(self.id)
             self.is_confirmed = True

@@ -369,10 +369,12 @@ JSON = st.recursive(
 MESSAGES = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(["create", "cancel", "ping"]) | JSON,
+        "type": st.sampled_from(["create", "resume", "cancel", "ping"]) | JSON,
         "id": st.integers(0, 3) | JSON,
         "endpoint": st.just("completions") | JSON,
         "body": st.dictionaries(st.text(max_size=8), JSON, max_size=3) | JSON,
+        "stream": st.just("cmpl-one") | JSON,
+        "after": st.integers(0, 3) | JSON,
     },
 )
 
@@ -392,7 +394,8 @@ def test_no_message_breaks_a_connection(messages: list[Any]) -> None:
             work.close()
 
     async def run() -> None:
-        connection = Connection(FakeSocket(), SimpleNamespace(), {"completions": None}, 4)  # type: ignore[arg-type, dict-item]
+        nothing: Any = SimpleNamespace()
+        connection = Connection(FakeSocket(), nothing, {"completions": nothing}, nothing, 4)  # type: ignore
         for message in messages:
             await connection.handle(json.dumps(message).encode("utf-8", "surrogatepass"))
         await connection.handle(b'{"type":"ping"}')
