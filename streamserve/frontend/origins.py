@@ -3,7 +3,8 @@
 A browser lets any page open a WebSocket to any server, and post to it what an HTML form could post. Where no
 key is asked for, every page that somebody visits could so use a server on their machine or in their network.
 So could it take a stream away from whoever reads it, by asking for its events. For all else that has an
-effect a browser asks the server first (CORS), and does not show the page the answer where it must not be read.
+effect a browser asks the server first (CORS), and does not show the page the answer where it must not be
+read.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ async def test_a_stream_that_has_ended_is_kept_and_then_forgotten() -> None:
 async def test_a_server_that_stops_aborts_what_runs(house: House) -> None:
     detached, _ = house.open("cmpl-detached")
     attached, stream = house.open("cmpl-attached")
-    fresh, new = house.open("cmpl-fresh")
+    fresh, _ = house.open("cmpl-fresh")
     await asyncio.sleep(0)
     reading = asyncio.create_task(stream.attach(0).read())
     await asyncio.sleep(0)
