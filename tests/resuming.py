@@ -89,8 +89,11 @@ class Messages:
 
     def __init__(self, url: str, message: dict[str, Any], headers: dict[str, str]) -> None:
         address = url.replace("http", "ws", 1) + "/v1/ws"
-        self._socket = connect(
-            address, max_size=None, open_timeout=PATIENCE_S, additional_headers=headers, compression=None
+        self._stack = ExitStack()
+        self._socket = self._stack.enter_context(
+            connect(
+                address, max_size=None, open_timeout=PATIENCE_S, additional_headers=headers, compression=None
+            )
         )
         self._socket.send(json.dumps({"id": "only", **message}))
         self.stream = message.get("stream")
@@ -133,7 +136,7 @@ class Messages:
 
     def close(self) -> None:
         """Drops the connection."""
-        self._socket.close()
+        self._stack.close()
 
 
 def create(

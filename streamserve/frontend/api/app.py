@@ -45,7 +45,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     From outside to inside: ids, log and metrics; CORS, whose preflight requests bring no key; keys; routes.
     """
     around = deployment or Deployment()
-    monitor = Monitor(service.client, service.registry.metrics)
+    monitor = Monitor(service.client, service.registry.metrics, service.kept)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -104,6 +104,10 @@ class StreamStore:
             return None
         return next(reversed(streams.values())) if tenant is None else streams.get(tenant)
 
+    def sample(self) -> None:
+        """Writes down how much memory the events take."""
+        self._numbers.num_bytes.set(self.num_bytes)
+
     def __len__(self) -> int:
         return self._num_streams
 
@@ -119,7 +123,6 @@ class StreamStore:
     def grew(self, stream: KeptStream, num_bytes: int) -> None:
         """Its log has so much more in it. Hot: once a batch."""
         self.num_bytes += num_bytes
-        self._numbers.num_bytes.add(num_bytes)
         if self.num_bytes > self._max_bytes or stream.log.num_bytes > self._max_stream_bytes:
             self._make_room(stream)
 
@@ -205,4 +208,3 @@ class StreamStore:
 
     def _lose(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
-        self._numbers.num_bytes.add(-num_bytes)

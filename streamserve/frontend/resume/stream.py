@@ -86,7 +86,8 @@ class KeptStream:
         self._answer = answer
         self._grew: Callable[[KeptStream, int], None] = store.grew
         self._reader: Reader | None = None
-        # Of the reader, while it has all that there is and waits for more.
+        # Whether the reader has all that there is and waits for more, and what takes that at once.
+        self._is_live = False
         self._take: Take | None = None
         self._pause: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -107,6 +108,8 @@ class KeptStream:
     @property
     def spare(self) -> int:
         """Number of the newest event that may be dropped: the connection that there is has been handed it."""
+        if self._take is not None:
+            return self.log.last
         return 0 if self._reader is None else self._reader.position
 
     def start(self, is_elsewhere: Callable[[], Awaitable[bool]] | None) -> None:
@@ -137,7 +140,7 @@ class KeptStream:
         self._stop_timer()
         self._set_detached(is_detached=False)
         self._store.needed(self)
-        self._take = None
+        self.rest()
         self._reader = Reader(self, after)
         return self._reader
 
@@ -145,20 +148,25 @@ class KeptStream:
         """The connection of `reader` is gone."""
         if self._reader is not reader:
             return
-        self._reader = self._take = None
+        self.rest()
+        self._reader = None
         if self.failure is None:
             self._set_detached(is_detached=self.is_running)
             self._wait_for_somebody()
 
-    def go_live(self, take: Take) -> None:
-        """Events are handed to `take` from now on, until it wants no more."""
+    def go_live(self, take: Take | None) -> None:
+        """The reader has all that there is; what comes is handed to `take`, if given, until it wants no more."""
         self._take = take
+        self._is_live = True
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
 
     def rest(self) -> None:
-        """Events are only written down from now on."""
+        """Events are only written down from now on; the reader looks for itself."""
+        if self._take is not None and self._reader is not None:
+            self._reader.position = self.log.last
         self._take = None
+        self._is_live = False
 
     def cancel(self) -> None:
         """Ends the generation; the stream then comes to its end."""
@@ -220,7 +228,7 @@ class KeptStream:
         answer = self._answer
         divert = answer.divert if isinstance(answer, Divertible) and answer.is_divertible else None
         while True:
-            if self._take is None:
+            if not self._is_live:
                 await self._linger()
             if divert is None:
                 try:
@@ -235,16 +243,18 @@ class KeptStream:
         """Writes events down and hands them on; False if nobody takes more for now. Hot: once a batch."""
         log = self.log
         first = log.last + 1
-        size = log.append(batch)
+        self._grew(self, log.append(batch))
         take = self._take
-        wants_more = take is not None and take(first, batch)
-        self._grew(self, size)
-        return wants_more
+        if take is not None and take(first, batch):
+            return True
+        self.rest()
+        self._wake_reader()
+        return False
 
     async def _linger(self) -> None:
         """Waits until a reader takes what comes, or until it is time to write down what has come."""
         loop = asyncio.get_running_loop()
-        while self._take is None:
+        while not self._is_live:
             pause = self._pause = loop.create_future()
             timer = loop.call_later(MERGE_S, _let_go, pause)
             try:
@@ -264,7 +274,7 @@ class KeptStream:
             self._wake_reader()
             return
         self.ending = Ending(self.log.last + 1, None if failure is None else problem_of(failure))
-        self._take = None
+        self.rest()
         self._set_detached(is_detached=False)
         if self._reader is None:
             self._wait_for_somebody()
@@ -301,7 +311,7 @@ class Reader:
         after: number of the event before the first that is wanted.
 
     Attributes:
-        position: number of the newest event that was handed over.
+        position: number of the newest event that was handed over; while events are diverted, of an older one.
     """
 
     def __init__(self, stream: KeptStream, after: int) -> None:
@@ -340,7 +350,7 @@ class Reader:
                 return piece
             self._waiter = asyncio.get_running_loop().create_future()
             # It has all that there is, so whatever comes next can be handed over as it comes.
-            stream.go_live(self._note if self._diverted is None else self._hand_over)
+            stream.go_live(self._diverted)
             try:
                 await self._waiter
             finally:
@@ -379,21 +389,6 @@ class Reader:
             self.position = ending.number
             return Piece(first, events, ending, is_known)
         return Piece(first, events) if events else None
-
-    def _note(self, _first: int, _batch: list[bytes]) -> bool:
-        self._stream.rest()
-        self.wake()
-        return False
-
-    def _hand_over(self, first: int, batch: list[bytes]) -> bool:
-        """Hot: once a batch."""
-        self.position = first + len(batch) - 1
-        assert self._diverted is not None, "nobody takes events"
-        if self._diverted(first, batch):
-            return True
-        self._stream.rest()
-        self.wake()
-        return False
 
 
 def stream_exists(stream_id: str) -> StreamExists:

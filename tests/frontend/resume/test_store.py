@@ -42,6 +42,7 @@ class House:
     @property
     def numbers(self) -> dict[str, float]:
         resume = self.metrics.resume
+        self.store.sample()
         return {
             name: getattr(resume, name).value
             for name in ("detached", "num_bytes", "resumed", "expired", "refused")
