@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -46,33 +47,10 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     """
     around = deployment or Deployment()
     monitor = Monitor(service.client, service.registry.metrics, service.kept)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        service.client.start()
-        monitor.start()
-        if neighbours is not None:
-            neighbours.start()
-        try:
-            yield
-        finally:
-            monitor.stop()
-            if neighbours is not None:
-                await neighbours.stop()
-            await service.kept.close()
-            service.client.stop()
-            if around.tracer is not None:
-                around.tracer.close()
-
     neighbours = _neighbours(service, around)
     resumption = Resumption(service, neighbours)
     streams = Streams(service, around, resumption)
-
-    def answer(question: dict[str, Any]) -> Any | None:
-        known = streams.answer(question)
-        return neighbours.answer(question) if known is None and neighbours is not None else known
-
-    service.client.answer_relays(answer)
+    service.client.answer_relays(partial(_answer, streams, neighbours))
     control = Control(service, around, monitor)
     documents, pages = Documents(around.server.root_path), Pages(around.server)
     routes = [
@@ -84,6 +62,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         Route("/docs", documents.docs, methods=["GET"]),
         *pages.routes,
     ]
+    lifespan = _lifespan(service, around, monitor, neighbours)
     app: ASGIApp = Starlette(routes=routes, exception_handlers=problems.HANDLERS, lifespan=lifespan)
     app = Authentication(
         app,
@@ -103,6 +82,37 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         logs_access=around.server.access_log,
         tracer=around.tracer,
     )
+
+
+def _lifespan(
+    service: Service, around: Deployment, monitor: Monitor, neighbours: Neighbours | None
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """What starts and stops with the application."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        service.client.start()
+        monitor.start()
+        if neighbours is not None:
+            neighbours.start()
+        try:
+            yield
+        finally:
+            monitor.stop()
+            if neighbours is not None:
+                await neighbours.stop()
+            await service.kept.close()
+            service.client.stop()
+            if around.tracer is not None:
+                around.tracer.close()
+
+    return lifespan
+
+
+def _answer(streams: Streams, neighbours: Neighbours | None, question: dict[str, Any]) -> Any | None:
+    """What another frontend wants to know of this one; None if there is nothing to say."""
+    known = streams.answer(question)
+    return neighbours.answer(question) if known is None and neighbours is not None else known
 
 
 def _neighbours(service: Service, around: Deployment) -> Neighbours | None:

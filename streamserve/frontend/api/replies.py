@@ -234,6 +234,12 @@ class ResponseEvent(BaseModel):
     sequence_number: int
 
 
+class StreamEvent(BaseModel):
+    """One event of a stream that somebody comes back to: what that kind of answer has as its events."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
 class Tokens(Reply):
     """The ids of a prompt."""
 

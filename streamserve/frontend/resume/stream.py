@@ -155,7 +155,7 @@ class KeptStream:
             self._wait_for_somebody()
 
     def go_live(self, take: Take | None) -> None:
-        """The reader has all that there is; what comes is handed to `take`, if given, until it wants no more."""
+        """The reader has all that there is; what comes is handed to `take`, if there is one, at once."""
         self._take = take
         self._is_live = True
         if self._pause is not None and not self._pause.done():
