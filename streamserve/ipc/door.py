@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 MAX_QUESTION_BYTES = 64 * 1024
 # So many are let in at a time.
 MAX_VISITS = 16
+_INT = struct.Struct("i")
+_ROOM = socket.CMSG_SPACE(_INT.size)
 
 
 def make_door() -> tuple[socket.socket, socket.socket]:
@@ -47,8 +51,9 @@ class Doors:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                outside = self._outsides[index]
-                socket.send_fds(outside, [question], [theirs.fileno()], socket.MSG_DONTWAIT)
+                # socket.send_fds and recv_fds take flags, and do nothing with them.
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(theirs.fileno()))
+                self._outsides[index].sendmsg([question], [rights], socket.MSG_DONTWAIT)
             except OSError:
                 ours.close()
                 raise
@@ -63,14 +68,23 @@ class Doors:
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         for _ in range(MAX_VISITS):
             try:
-                question, descriptors, _, _ = socket.recv_fds(self._inside, MAX_QUESTION_BYTES, 4, flags)
+                question, rights, _, _ = self._inside.recvmsg(MAX_QUESTION_BYTES, _ROOM, flags)
             except BlockingIOError:
                 return
             if not question:
                 raise EOFError
             with contextlib.ExitStack() as unused:
-                sockets = [unused.enter_context(socket.socket(fileno=number)) for number in descriptors]
+                sockets = [unused.enter_context(found) for found in _sockets_in(rights)]
                 # None, where no descriptor was free: the visitor sees that nobody answers.
                 if len(sockets) == 1:
                     unused.pop_all()
                     yield question, sockets[0]
+
+
+def _sockets_in(rights: list[Any]) -> list[socket.socket]:
+    return [
+        socket.socket(fileno=number)
+        for level, kind, data in rights
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])
+    ]

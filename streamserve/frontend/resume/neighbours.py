@@ -141,6 +141,10 @@ class Neighbours:
             asyncio.get_running_loop().remove_reader(self._doors.fileno())
 
     async def _serve(self, question: bytes, theirs: socket.socket) -> None:
+        if _is_gone(theirs):
+            # It has waited too long, and must not take the stream from who came after it.
+            theirs.close()
+            return
         try:
             reader, writer = await asyncio.open_unix_connection(sock=theirs)
         except BaseException:
@@ -211,6 +215,14 @@ class RemoteReading:
     def close(self) -> None:
         """The connection is gone."""
         self._writer.close()
+
+
+def _is_gone(theirs: socket.socket) -> bool:
+    """Whether the other side of a fresh connection has been closed already."""
+    try:
+        return not theirs.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 async def _accepted(stream_id: str, ours: socket.socket) -> RemoteReading:

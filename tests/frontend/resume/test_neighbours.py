@@ -178,7 +178,7 @@ async def test_one_that_does_not_answer_is_not_waited_for(
     places: list[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = places
-    there.open()
+    script, stream = there.open()
     await there.neighbours.stop()
     monkeypatch.setattr(neighbours_module, "ANSWER_TIMEOUT_S", 0.01)
     with pytest.raises(EngineUnavailable):
@@ -190,7 +190,15 @@ async def test_one_that_does_not_answer_is_not_waited_for(
         monkeypatch.setattr(neighbours_module, "ANSWER_TIMEOUT_S", 0.0)
     there.neighbours.start()
     monkeypatch.setattr(neighbours_module, "ANSWER_TIMEOUT_S", WAIT_S)
+    # What waited too long is passed over, and whoever comes now gets in.
+    near = stream.attach(0)
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    script.give([b"{}"], END)
+    assert (await rest(near))[0] == [b"{}"]
+    near.close()
     reading = await here.neighbours.read("cmpl-one", "", 0)
+    assert (await rest(reading))[0] == [b"{}"]
     reading.close()
 
 
