@@ -141,10 +141,11 @@ def test_the_newest_connection_has_the_stream(server):
     for lost in news[:-1]:
         with pytest.raises(httpx.RemoteProtocolError):
             list(lost)
-    assert next(iter(news[-1])) == first
+    newest = iter(news[-1])
+    assert next(newest) == first
     socket = resume(server.url, COMPLETION, name, 0, over="socket", key="sk-alice")
     with pytest.raises(httpx.RemoteProtocolError):
-        list(news[-1])
+        list(newest)
     last = resume(server.url, COMPLETION, name, 0, key="sk-alice")
     with pytest.raises(Refusal) as taken:
         list(socket)

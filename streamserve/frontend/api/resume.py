@@ -30,6 +30,8 @@ STREAM_HEADER = "x-stream-id"
 LAST_EVENT_ID = "last-event-id"
 # More than any stream has events.
 _MAX_DIGITS = 18
+# More than a prefix and what a caller may choose.
+_MAX_ID_CHARS = 256
 
 
 class Resumption:
@@ -71,6 +73,9 @@ class Resumption:
             InvalidRequest: there is no such event.
             EventsGone: what comes after it is no longer held.
         """
+        if len(stream_id) > _MAX_ID_CHARS:
+            # Nobody need be asked.
+            raise not_found(stream_id)
         stream = self._service.kept.find(stream_id, tenant)
         reading: Reading
         if stream is not None:
