@@ -156,7 +156,7 @@ def test_who_comes_back_to_a_stopping_server_gets_the_rest(start):
     events += take(resume(server.url, COMPLETION, name, 2))
     (choice,) = tell(COMPLETION, objects_of(COMPLETION, events), body).choices.values()
     assert choice.reason == "length"
-    assert server.stop() == 0
+    assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_the_end_of_the_drain_ends_what_nobody_reads(start):
@@ -169,7 +169,7 @@ def test_the_end_of_the_drain_ends_what_nobody_reads(start):
     server.process.send_signal(signal.SIGTERM)
     events = list(beginning)
     assert events[-1].data["error"]["code"] == "engine_unavailable"
-    assert server.stop() == 0
+    assert server.process.wait(PATIENCE_S) == 0
     assert "Traceback" not in server.output
 
 

@@ -54,6 +54,8 @@ class Reading(Protocol):
     async def read(self) -> Piece:
         """The next events, as soon as there are any; nothing after a piece with an ending.
 
+        A piece without either says that what takes events (`divert`) has wanted no more.
+
         Raises:
             StreamTaken: a newer connection has the stream now.
             StreamserveError: the stream failed before its first event, or its frontend is gone.

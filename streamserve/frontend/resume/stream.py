@@ -248,7 +248,8 @@ class KeptStream:
         if take is not None and take(first, batch):
             return True
         self.rest()
-        self._wake_reader()
+        if self._reader is not None:
+            self._reader.wake(is_full=take is not None)
         return False
 
     async def _linger(self) -> None:
@@ -319,6 +320,7 @@ class Reader:
         self._stream = stream
         self._diverted: Take | None = None
         self._is_lost = False
+        self._is_full = False
         self._on_lost: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -348,6 +350,10 @@ class Reader:
             piece = self._held()
             if piece is not None:
                 return piece
+            if self._is_full:
+                # Whoever takes events wants to wait before the next.
+                self._is_full = False
+                return Piece(self.position + 1, [])
             self._waiter = asyncio.get_running_loop().create_future()
             # It has all that there is, so whatever comes next can be handed over as it comes.
             stream.go_live(self._diverted)
@@ -358,8 +364,13 @@ class Reader:
                 if not self._is_lost:
                     stream.rest()
 
-    def wake(self) -> None:
-        """There is something to look at."""
+    def wake(self, *, is_full: bool = False) -> None:
+        """There is something to look at.
+
+        Args:
+            is_full: what takes events wants no more for now.
+        """
+        self._is_full = is_full
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

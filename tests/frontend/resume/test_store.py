@@ -108,6 +108,26 @@ async def test_events_go_to_whoever_is_diverted_in_the_same_turn(house: House) -
     assert [first for first, _ in taken] == [1, 2, 3]
 
 
+async def test_nothing_is_handed_over_before_whoever_is_full_asks_again(house: House) -> None:
+    script, stream = house.open()
+    reader, taken = stream.attach(0), []
+
+    def take(first: int, batch: list[bytes]) -> bool:
+        taken.append((first, batch))
+        return False
+
+    reader.divert(take, lambda: None)
+    reading = asyncio.create_task(reader.read())
+    await asyncio.sleep(0)
+    script.give([b"a"])
+    assert await reading == (2, [], None, False)
+    script.give([b"b"], [b"c"])
+    await until(lambda: stream.log.last == 3)
+    # They are written down, and wait.
+    assert taken == [(1, [b"a"])]
+    assert await reader.read() == (2, [b"b", b"c"], None, False)
+
+
 async def test_what_was_missed_comes_to_who_comes_back(house: House) -> None:
     script, stream = house.open()
     reader = stream.attach(0)
