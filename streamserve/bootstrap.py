@@ -114,6 +114,8 @@ class Bootstrap:
         listen: the bound TCP socket (frontends only, else -1).
         progress: notice of how far the start is (streamserve.ipc.notice; frontends only, else -1).
         metrics: segment of the rows of all frontends (streamserve.frontend.metrics; frontends only, else -1).
+        door: inside of this frontend's door (streamserve.ipc.door); -1 if there is but one.
+        outsides: of the doors of all frontends, by index; empty as well then.
     """
 
     role: str
@@ -129,11 +131,14 @@ class Bootstrap:
     listen: int = -1
     progress: int = -1
     metrics: int = -1
+    door: int = -1
+    outsides: tuple[int, ...] = ()
 
     def descriptors(self) -> tuple[int, ...]:
         """Every descriptor the child must inherit."""
         own = (self.lifeline, self.ready, self.model, self.board, self.listen, self.progress, self.metrics)
-        return tuple(fd for fd in own if fd >= 0) + tuple(fd for c in self.channels for fd in c.descriptors())
+        shared = (self.door, *self.outsides, *(fd for c in self.channels for fd in c.descriptors()))
+        return tuple(fd for fd in (*own, *shared) if fd >= 0)
 
     def settings(self) -> Config:
         """The configuration, typed."""
@@ -153,6 +158,7 @@ class Bootstrap:
             file.seek(0)
             data = json.loads(file.read())
         data["channels"] = tuple(Channel(**channel) for channel in data["channels"])
+        data["outsides"] = tuple(data["outsides"])
         return cls(**data)
 
     @classmethod

@@ -20,6 +20,7 @@ from streamserve.errors import BodyTooLarge, InvalidRequest
 from streamserve.frontend.api.body import BodyLimit
 from streamserve.frontend.api.endpoint import Call
 from streamserve.frontend.registry import Registry
+from streamserve.frontend.resume.store import StreamStore
 from streamserve.frontend.websocket_protocol import StreamSocketProtocol
 
 WAIT_S = 60.0
@@ -47,6 +48,7 @@ class ScriptedAnswer:
     def __init__(self, endpoint: ScriptedEndpoint, call: Call) -> None:
         self.id = f"answer-{call.body.get('request_id', call.request_id)}"
         self.is_stream = bool(call.body.get("stream"))
+        self.asks_resume = bool((call.body.get("stream_options") or {}).get("resumable"))
         self.call = call
         self.is_closed = asyncio.Event()
         self._endpoint = endpoint
@@ -151,6 +153,7 @@ async def socket_server(
     endpoint.gate.set()
     service = SimpleNamespace(
         registry=endpoint.registry,
+        kept=StreamStore(metrics=endpoint.registry.metrics),
         draining=asyncio.Event(),
         body_limit=lambda: BodyLimit(useful_bytes, BodyTooLarge("The request body is too long.")),
     )

@@ -126,6 +126,17 @@ def ask(url: str, endpoint: str, transport: str, body: dict[str, Any]) -> Heard:
     return _stream(endpoint, list(events), wants_usage, is_continuous)
 
 
+def tell(endpoint: str, objects: list[dict[str, Any]], body: dict[str, Any]) -> Heard:
+    """The answer to `body` of which these are all objects of a stream."""
+    if endpoint == RESPONSE:
+        return _response_stream(objects)
+    options = body.get("stream_options", {})
+    wants_usage = bool(options.get("include_usage"))
+    return _stream(
+        endpoint, objects, wants_usage, wants_usage and bool(options.get("continuous_usage_stats"))
+    )
+
+
 def pose(
     url: str, endpoint: str, transport: str, body: dict[str, Any], receive_buffer: int | None = None
 ) -> socket.socket:

@@ -209,12 +209,19 @@ class Bench:
         out = StepTokens(step, streams, np.full(len(streams), token, "<i4"), finish=finishes)
         assert self._deltas.try_push(Kind.STEP, encode_step(EPOCH, out))
 
-    async def events(self, app: Any) -> float:
-        """Tokens a second, as SSE chat streams of `app` through uvicorn's HTTP protocol."""
+    async def events(self, app: Any, header: str = "") -> float:
+        """Tokens a second, as SSE chat streams of `app` through uvicorn's HTTP protocol.
+
+        Args:
+            app: the application.
+            header: one more line in the head of each request.
+        """
         settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         settings.load()
         state, limits = ServerState(), HeadLimits.of(ServerConfig())
-        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n{header}\r\n".encode()
+        )
         transports = []
         for _ in range(NUM_STREAMS):
             protocol = LimitedHttpProtocol(config=settings, server_state=state, app_state={}, limits=limits)

@@ -189,6 +189,19 @@ class ApiConfig:
         kind="float",
         minimum=0.1,
     )
+    resume_window: float = option(
+        60.0,
+        "Seconds for which a stream that was asked for as resumable goes on without a connection, and its "
+        "events are kept; 0 makes no stream resumable.",
+        kind="float",
+        minimum=0,
+    )
+    resume_buffer_bytes: int = option(
+        64 * 2**20,
+        "Memory of each frontend for the events of resumable streams; one stream may have an eighth of it.",
+        kind="bytes",
+        minimum=64 * 2**10,
+    )
     chat_template: str | None = option(
         None, "File of a Jinja chat template to use instead of the model's own.", kind="str"
     )

@@ -9,6 +9,7 @@ from streamserve.frontend.keys import KeyRing
 from streamserve.frontend.status import FIRST_EPOCH, Board, Progress
 from streamserve.frontend.tracing import Tracer
 from streamserve.ipc.board import EngineState
+from streamserve.ipc.door import Doors
 
 
 class NoSupervisor:
@@ -39,6 +40,7 @@ class Deployment:
         rows: metrics memory of all frontends; None where there is but this one.
         index: which of them this one is.
         tracer: makes spans, if anybody collects them.
+        doors: the way to the other frontends; None where there are none.
         supervisor: process id of the supervisor; None where there is none.
     """
 
@@ -50,4 +52,5 @@ class Deployment:
     rows: memoryview | None = None
     index: int = 0
     tracer: Tracer | None = None
+    doors: Doors | None = None
     supervisor: int | None = None

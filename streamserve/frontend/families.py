@@ -214,7 +214,9 @@ def _by_frontend() -> list[Family]:
             "How often it was started again after it had died.",
             by_frontend=True,
         ),
-        gauge("streams_open", "Answers that somebody is waiting for."),
+        gauge("streams_open", "Answers that are being made."),
+        gauge("streams_detached", "Those of them that have lost their connection, and go on."),
+        gauge("resume_buffer_bytes", "Memory of the events that are kept for who comes back."),
         gauge("dashboard_watchers", "Open streams of the dashboard."),
         gauge("requests_unstarted", "Requests between acceptance and first token."),
         Family(
@@ -230,10 +232,21 @@ def _by_frontend() -> list[Family]:
     ]
 
 
+def _resumption() -> list[Family]:
+    def counter(name: str, help: str) -> Family:
+        return Family(f"streamserve:streams_{name}", Kind.COUNTER, help)
+
+    return [
+        counter("resumed", "How often a connection took up a stream that had lost another."),
+        counter("expired", "Streams that were aborted because nobody came back in time."),
+        counter("not_kept", "Streams that could not be made resumable, for want of room."),
+    ]
+
+
 def families(key_names: Sequence[str]) -> tuple[Family, ...]:
     """All of them, in the order in which they are shown.
 
     Args:
         key_names: names of the API keys, "" for requests without one.
     """
-    return (*_requests(), *_transport(), *_by_key(key_names), *_by_frontend())
+    return (*_requests(), *_transport(), *_resumption(), *_by_key(key_names), *_by_frontend())

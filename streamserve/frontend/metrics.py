@@ -156,6 +156,7 @@ class Metrics:
         self.latency = Latencies(row)
         self.sizes = Sizes(row)
         self.sockets = Sockets(row)
+        self.resume = Resume(row)
         self._keys = {name: _key_counters(row, name) for name in row.layout.key_names}
         nowhere = Counter(memoryview(bytearray(CELL_BYTES)).cast("d"), 0)
         self._strangers = KeyCounters(nowhere, nowhere, nowhere)
@@ -198,6 +199,17 @@ class Sockets:
         self.active = row.counter("vllm:websocket_connections_active")
         self.opened = row.counter("vllm:websocket_connections")
         self.duration = row.histogram("vllm:websocket_connection_duration_seconds")
+
+
+class Resume:
+    """What is counted of streams that outlive their connections."""
+
+    def __init__(self, row: Row) -> None:
+        self.detached = row.counter("streamserve:streams_detached")
+        self.num_bytes = row.counter("streamserve:resume_buffer_bytes")
+        self.resumed = row.counter("streamserve:streams_resumed")
+        self.expired = row.counter("streamserve:streams_expired")
+        self.refused = row.counter("streamserve:streams_not_kept")
 
 
 def _key_counters(row: Row, name: str) -> KeyCounters:

@@ -11,6 +11,7 @@ from streamserve.frontend.client import EngineClient
 from streamserve.frontend.families import RINGS
 from streamserve.frontend.heap import Heap
 from streamserve.frontend.metrics import Metrics
+from streamserve.frontend.resume.store import StreamStore
 
 INTERVAL_S = 0.5
 # The heap is looked at as often, which costs less than a ten-thousandth of the time.
@@ -26,12 +27,16 @@ class Monitor:
     Args:
         client: what is looked at.
         metrics: where it is written.
+        kept: looked at as well.
         heap: what is trimmed.
     """
 
-    def __init__(self, client: EngineClient, metrics: Metrics, heap: Heap | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, kept: StreamStore, heap: Heap | None = None
+    ) -> None:
         row = metrics.row
         self._client = client
+        self._kept = kept
         self._lag = row.histogram("streamserve:event_loop_lag_seconds")
         self._last_lag = row.counter("streamserve:event_loop_lag_last_seconds")
         self._unstarted = row.counter("streamserve:requests_unstarted")
@@ -55,6 +60,7 @@ class Monitor:
 
     def sample(self) -> None:
         """Writes down what has no moment of its own: how full and how long things are."""
+        self._kept.sample()
         admission = self._client.admission
         self._unstarted.set(admission.waiting)
         self._rejected.add(admission.rejected - self._num_counted)

@@ -17,6 +17,10 @@ DASHBOARD_EVENTS = "/dashboard/events"
 # not counted in what it shows.
 MONITORING = frozenset({METRICS, DASHBOARD_EVENTS})
 
+# Each is followed by an id. What asks for EVENT_STREAM there takes the stream over.
+STREAMS = "/v1/streams/"
+EVENT_STREAM = "text/event-stream"
+
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 
 # Control over what all users share.

@@ -44,6 +44,7 @@ from streamserve.frontend.text.template import ChatTemplate, special_tokens
 from streamserve.frontend.text.tokenize import PromptTokenizer, read_json
 from streamserve.frontend.tracing import Tracer
 from streamserve.ipc.board import StatusBoard
+from streamserve.ipc.door import Doors
 from streamserve.ipc.doorbell import Doorbell
 from streamserve.ipc.notice import Notice
 from streamserve.ipc.ring import RingReader, RingWriter
@@ -121,8 +122,16 @@ def build_deployment(
         rows=rows,
         index=bootstrap.index,
         tracer=None if endpoint is None else Tracer.to(endpoint),
+        doors=_doors(bootstrap),
         supervisor=os.getppid(),
     )
+
+
+def _doors(bootstrap: Bootstrap) -> Doors | None:
+    if bootstrap.door < 0:
+        return None
+    outsides = [socket.socket(fileno=number) for number in bootstrap.outsides]
+    return Doors(socket.socket(fileno=bootstrap.door), outsides)
 
 
 def build_registry(deployment: Deployment, rows: memoryview) -> Registry:

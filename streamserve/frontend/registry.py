@@ -186,10 +186,16 @@ class Record:
         """Tokens of the choice that has most."""
         return max((meter.num_tokens for meter in self._meters), default=0)
 
-    def describe(self) -> dict[str, Any]:
-        """What GET /v1/streams/{id} says of it."""
+    def describe(self, *, is_detached: bool = False) -> dict[str, Any]:
+        """What GET /v1/streams/{id} says of it.
+
+        Args:
+            is_detached: nobody is connected, and it goes on for who comes back.
+        """
         num_tokens = self.num_tokens
-        status = "cancelled" if self._is_cancelled else "running" if num_tokens else "queued"
+        status = "detached" if is_detached else "running" if num_tokens else "queued"
+        if self._is_cancelled:
+            status = "cancelled"
         return {
             "id": self.id,
             "object": "stream",

@@ -95,6 +95,8 @@ class Launcher:
             listen=self._listener.fileno(),
             progress=self._shared.progress.fd,
             metrics=self._shared.metrics.fd,
+            door=self._shared.inside(index),
+            outsides=self._shared.outsides,
         )
 
     def _start(
@@ -106,6 +108,7 @@ class Launcher:
         index: int,
         epoch: int,
         channels: tuple[Channel, ...],
+        outsides: tuple[int, ...] = (),
         **segments: int,
     ) -> Child:
         reports_fd, ready_fd = os.pipe()
@@ -118,6 +121,7 @@ class Launcher:
             channels=channels,
             lifeline=self._lifeline.read_end,
             ready=ready_fd,
+            outsides=outsides,
             **segments,
         )
         try:

@@ -7,6 +7,7 @@ status board     reads, woken by its bell         —                 (the super
 model            waits for it, by its bell        the same          (the supervisor writes)
 progress         reads when it is asked           —                 (the supervisor writes)
 metrics          writes row i, reads all          —
+door i           listens inside, all others knock  —                (several frontends only)
 
 Between the death of a frontend and the start of its successor the supervisor has its end of the request ring,
 and its metrics row.
@@ -15,12 +16,14 @@ and its metrics row.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from dataclasses import replace
 
 from streamserve.bootstrap import Channel, ResolvedModel
 from streamserve.frontend.metrics import Layout, Row
 from streamserve.ipc.board import EngineState, StatusBoard
+from streamserve.ipc.door import make_door
 from streamserve.ipc.doorbell import Doorbell
 from streamserve.ipc.notice import Notice
 from streamserve.ipc.ring import RingWriter, format_ring, ring_bytes
@@ -46,6 +49,7 @@ class SharedState:
 
     Attributes:
         channels: of each frontend; for the process that holds it now or is the next to.
+        outsides: of the doors of all frontends, by index; none if there is but one.
 
     Raises:
         ConfigError: there is not enough memory.
@@ -74,7 +78,17 @@ class SharedState:
                 Channel(requests.fd, deltas.fd, bell.fileno(), self._engine_bell.fileno())
                 for requests, deltas, bell in zip(self._requests, deltas, self._frontend_bells, strict=True)
             ]
+            # A frontend that is alone needs none.
+            doors = [make_door() for _ in indices] if num_frontends > 1 else []
+            for side in itertools.chain.from_iterable(doors):
+                undo.callback(side.close)
+            self._insides = [inside.fileno() for inside, _ in doors]
+            self.outsides = tuple(outside.fileno() for _, outside in doors)
             self._resources = undo.pop_all()
+
+    def inside(self, index: int) -> int:
+        """The inside of a frontend's door, whichever process it is; -1 if there is none."""
+        return self._insides[index] if self._insides else -1
 
     def publish(self, epoch: int, state: EngineState) -> None:
         """Puts the engine's state on the board and wakes every frontend to read it."""

@@ -21,6 +21,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
+from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.websocket import StreamSocket
 
 # More than all buffers between server and client hold.
@@ -29,7 +30,7 @@ NUM_BIG = 100
 
 
 def streams(service: Any, endpoint: Any) -> StreamSocket:
-    return StreamSocket(service, {"completions": endpoint})
+    return StreamSocket(service, {"completions": endpoint}, Resumption(service))
 
 
 class RawClient:

@@ -47,6 +47,7 @@ class GenerationAnswer:
         request = plan.request
         self.id = f"{form.id_prefix}-{request.request_id or call.request_id}"
         self.is_stream = bool(request.stream)
+        self.asks_resume = request.asks_resume
         self._service = service
         self._form = form
         self._tenant = call.tenant

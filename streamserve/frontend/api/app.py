@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -22,6 +24,7 @@ from streamserve.frontend.api.endpoint import Endpoint
 from streamserve.frontend.api.http import HttpTransport
 from streamserve.frontend.api.models import Models
 from streamserve.frontend.api.responses import ResponsesEndpoint
+from streamserve.frontend.api.resume import STREAM_HEADER, Resumption
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.streams import Streams
 from streamserve.frontend.api.tokenization import Tokenization
@@ -33,6 +36,7 @@ from streamserve.frontend.hosts import Hosts
 from streamserve.frontend.middleware import REQUEST_ID, Edge
 from streamserve.frontend.monitor import Monitor
 from streamserve.frontend.pages import Pages
+from streamserve.frontend.resume.neighbours import Neighbours
 
 PREFLIGHT_MAX_AGE_S = 86400
 
@@ -43,26 +47,15 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     From outside to inside: ids, log and metrics; CORS, whose preflight requests bring no key; keys; routes.
     """
     around = deployment or Deployment()
-    monitor = Monitor(service.client, service.registry.metrics)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        service.client.start()
-        monitor.start()
-        try:
-            yield
-        finally:
-            monitor.stop()
-            service.client.stop()
-            if around.tracer is not None:
-                around.tracer.close()
-
-    streams = Streams(service, around)
-    service.client.answer_relays(streams.answer)
+    monitor = Monitor(service.client, service.registry.metrics, service.kept)
+    neighbours = _neighbours(service, around)
+    resumption = Resumption(service, neighbours)
+    streams = Streams(service, around, resumption)
+    service.client.answer_relays(partial(_answer, streams, neighbours))
     control = Control(service, around, monitor)
     documents, pages = Documents(around.server.root_path), Pages(around.server)
     routes = [
-        *_generation(service),
+        *_generation(service, resumption),
         *_information(service, streams),
         *_operations(control),
         *Dashboard(service, around, monitor).routes,
@@ -70,6 +63,7 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
         Route("/docs", documents.docs, methods=["GET"]),
         *pages.routes,
     ]
+    lifespan = _lifespan(service, around, monitor, neighbours)
     app: ASGIApp = Starlette(routes=routes, exception_handlers=problems.HANDLERS, lifespan=lifespan)
     app = Authentication(
         app,
@@ -92,7 +86,44 @@ def build_app(service: Service, deployment: Deployment | None = None) -> ASGIApp
     )
 
 
-def _generation(service: Service) -> list[BaseRoute]:
+def _lifespan(
+    service: Service, around: Deployment, monitor: Monitor, neighbours: Neighbours | None
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """What starts and stops with the application."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        service.client.start()
+        monitor.start()
+        if neighbours is not None:
+            neighbours.start()
+        try:
+            yield
+        finally:
+            monitor.stop()
+            if neighbours is not None:
+                await neighbours.stop()
+            await service.kept.close()
+            service.client.stop()
+            if around.tracer is not None:
+                around.tracer.close()
+
+    return lifespan
+
+
+def _answer(streams: Streams, neighbours: Neighbours | None, question: dict[str, Any]) -> Any | None:
+    """What another frontend wants to know of this one; None if there is nothing to say."""
+    known = streams.answer(question)
+    return neighbours.answer(question) if known is None and neighbours is not None else known
+
+
+def _neighbours(service: Service, around: Deployment) -> Neighbours | None:
+    if around.doors is None:
+        return None
+    return Neighbours(service.kept, service.client, around.doors, around.index)
+
+
+def _generation(service: Service, resumption: Resumption) -> list[BaseRoute]:
     chat, completions = ChatEndpoint(service), CompletionEndpoint(service)
     responses = ResponsesEndpoint(service)
     endpoints: dict[str, Endpoint] = {
@@ -101,11 +132,11 @@ def _generation(service: Service) -> list[BaseRoute]:
         "responses": responses,
     }
     return [
-        Route("/v1/chat/completions", HttpTransport(service, chat).handle, methods=["POST"]),
-        Route("/v1/completions", HttpTransport(service, completions).handle, methods=["POST"]),
-        Route("/v1/responses", HttpTransport(service, responses).handle, methods=["POST"]),
+        Route("/v1/chat/completions", HttpTransport(service, chat, resumption).handle, methods=["POST"]),
+        Route("/v1/completions", HttpTransport(service, completions, resumption).handle, methods=["POST"]),
+        Route("/v1/responses", HttpTransport(service, responses, resumption).handle, methods=["POST"]),
         WebSocketRoute("/v1/responses", ResponsesSocket(service, responses)),
-        WebSocketRoute("/v1/ws", StreamSocket(service, endpoints)),
+        WebSocketRoute("/v1/ws", StreamSocket(service, endpoints, resumption)),
     ]
 
 
@@ -142,6 +173,6 @@ def _with_cors(app: ASGIApp, server: ServerConfig) -> ASGIApp:
         allow_headers=server.allowed_headers,
         allow_credentials=server.allow_credentials,
         # What a browser's script may read besides the body.
-        expose_headers=(REQUEST_ID.decode(), "retry-after"),
+        expose_headers=(REQUEST_ID.decode(), STREAM_HEADER, "retry-after"),
         max_age=PREFLIGHT_MAX_AGE_S,
     )

@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from streamserve.errors import EngineUnavailable
 from streamserve.frontend import paths
-from streamserve.frontend.api.http import first_batch
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.sse import EventStream, Framing
+from streamserve.frontend.api.waiting import first_batch
 from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.exposition import EngineNumbers
 from streamserve.frontend.monitor import Monitor

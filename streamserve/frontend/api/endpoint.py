@@ -43,6 +43,10 @@ class Answer(Protocol):
     def is_stream(self) -> bool:
         """Whether the caller asked for chunks."""
 
+    @property
+    def asks_resume(self) -> bool:
+        """Whether the body asks for a stream that outlives its connection."""
+
     def cancel(self) -> None:
         """Ends it at once, at whatever stage it is; what has come so far stands."""
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from streamserve.frontend.api.body import read_json
 from streamserve.frontend.api.endpoint import Call, Divertible, Endpoint, tenant_of
+from streamserve.frontend.api.resume import ASK_HEADER, Resumption
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.sse import EventStream, Framing
-
-Result = TypeVar("Result")
+from streamserve.frontend.api.waiting import first_batch, until_disconnect
 
 
 def document(body: Any, status: int = 200) -> Response:
@@ -30,11 +27,13 @@ class HttpTransport:
     Args:
         service: limits on bodies and streams.
         endpoint: what answers.
+        resumption: begins streams that outlive their connections.
     """
 
-    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+    def __init__(self, service: Service, endpoint: Endpoint, resumption: Resumption) -> None:
         self._service = service
         self._endpoint = endpoint
+        self._resumption = resumption
         self._framing = Framing(names_events=endpoint.names_events)
 
     async def handle(self, http: Request) -> Response:
@@ -48,6 +47,11 @@ class HttpTransport:
         if not answer.is_stream:
             whole = await until_disconnect(http.receive, answer.whole())
             return Response(whole, media_type="application/json")
+        if answer.asks_resume or http.headers.get(ASK_HEADER) == "1":
+            names_events = self._endpoint.names_events
+            reading = self._resumption.begin(answer, call, names_events=names_events)
+            if reading is not None:
+                return await self._resumption.respond(http.receive, reading)
         batches = answer.batches()
         first = await first_batch(http.receive, batches)
         return EventStream(
@@ -58,41 +62,3 @@ class HttpTransport:
             ping_interval_s=service.ping_interval_s,
             write_timeout_s=service.write_timeout_s,
         )
-
-
-async def until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled if the client leaves first.
-
-    A server under ASGI 2.3 says that a client has left only to somebody who asks; a queued request or one in
-    prefill writes nothing, so nothing else would notice.
-
-    Raises:
-        ClientDisconnect: the client left.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_watch(receive))
-            result = await work
-            watcher.cancel()
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return result
-
-
-async def _watch(receive: Receive) -> NoReturn:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect
-
-
-async def first_batch(receive: Receive, batches: AsyncGenerator[list[bytes], None]) -> list[bytes]:
-    """The first of `batches`, which are closed if there is none.
-
-    Raises:
-        ClientDisconnect: the client left before.
-    """
-    try:
-        return await until_disconnect(receive, anext(batches))
-    except BaseException:
-        await batches.aclose()
-        raise

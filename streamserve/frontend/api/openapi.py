@@ -40,7 +40,8 @@ _MEANINGS = {
     403: "An admin key is needed, or a web page asks that may not use this server.",
     404: "There is no such model or stream.",
     408: "The body took too long to arrive.",
-    409: "This server has no prefix cache.",
+    409: "The caller has a stream of that id; a newer connection has it; there is no prefix cache.",
+    410: "The events that are asked for are no longer held.",
     413: "The body is too large.",
     429: "Too many requests are waiting; Retry-After says when to come back.",
     500: "The server failed on this request.",
@@ -73,7 +74,7 @@ _LOOSER: dict[tuple[str, str], dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A value in path or query: any text, or one of some words."""
+    """A value in path, query or header: any text, or one of some words."""
 
     name: str
     place: str
@@ -105,7 +106,7 @@ class Operation:
         chunk: the data of its events, if it can stream.
         errors: statuses with the usual error body.
         unwell: a status with the body of success, for probes.
-        parameters: in path and query.
+        parameters: in path, query and headers.
         is_open: whether it needs no key.
     """
 
@@ -129,7 +130,10 @@ def _generation(
     reply: type[BaseModel],
     chunk: type[BaseModel],
 ) -> Operation:
-    return Operation(path, "post", "Generation", summary, reply, (request,), chunk, errors=_REQUEST_ERRORS)
+    errors = tuple(sorted((*_REQUEST_ERRORS, 409)))
+    return Operation(
+        path, "post", "Generation", summary, reply, (request,), chunk, errors=errors, parameters=(_ASK,)
+    )
 
 
 def _probe(path: str, method: str, summary: str, *, deep: bool = False) -> Operation:
@@ -147,6 +151,11 @@ def _probe(path: str, method: str, summary: str, *, deep: bool = False) -> Opera
 
 
 _ID = (Parameter("id", "path", "The id of the answer."),)
+_LAST_EVENT = Parameter(
+    "Last-Event-ID", "header", "Asks for the events of a resumable stream, after the one of this id."
+)
+_AFTER = Parameter("after", "query", "The same by number, where Accept is text/event-stream.")
+_ASK = Parameter("X-Stream-Resume", "header", "1 asks for a stream that outlives its connection.")
 _MODEL = (Parameter("model", "path", "The name of the model."),)
 _DEEP = Parameter("deep", "query", "Run one token through everything.", ("0", "1", "false", "true"))
 
@@ -183,8 +192,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("/v1/streams", "get", "Streams", "The caller's live answers.", replies.StreamList),
     Operation(
-        "/v1/streams/{id}", "get", "Streams", "What one of them is doing.", replies.Stream,
-        errors=(401, 404, 500), parameters=_ID,
+        "/v1/streams/{id}", "get", "Streams",
+        "What one of them is doing; as events, what it says after the last one that the caller has.",
+        replies.Stream, chunk=replies.StreamEvent, errors=(400, 401, 403, 404, 409, 410, 500, 503),
+        parameters=(*_ID, _LAST_EVENT, _AFTER),
     ),
     Operation(
         "/v1/streams/{id}", "delete", "Streams",
@@ -277,7 +288,8 @@ def _event(chunk: type[BaseModel]) -> dict[str, Any]:
     }
     end = {"const": "[DONE]", "description": "The end of a stream that went well; not of responses."}
     name = {"type": "string", "description": "The object's type, in responses."}
-    properties = {"data": {"anyOf": [encoded, end]}, "event": name}
+    number = {"type": "string", "description": "The stream's id and the event's number, if it is resumable."}
+    properties = {"data": {"anyOf": [encoded, end]}, "event": name, "id": number}
     return {"type": "object", "properties": properties, "required": ["data"]}
 
 

@@ -59,6 +59,18 @@ class Problem:
         return Response(self.encode(), self.status, dict(self.headers), "application/json")
 
 
+class Told(StreamserveError):
+    """What another frontend says is wrong.
+
+    Args:
+        problem: in its words.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
 # Not caused by the caller: (status, type, code). The first match counts.
 _OURS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (Overloaded, 429, "rate_limit_error", "overloaded"),
@@ -76,6 +88,8 @@ def problem_of(error: Exception) -> Problem:
         is_unread = isinstance(error, RequestTimeout | BodyTooLarge)
         headers = (("Connection", "close"),) if is_unread else ()
         return Problem(error.status, "invalid_request_error", error.code, error.message, error.param, headers)
+    if isinstance(error, Told):
+        return error.problem
     if isinstance(error, HTTPException):
         return _of_status(error)
     for kind, status, type_name, code in _OURS:

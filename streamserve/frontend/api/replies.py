@@ -234,6 +234,12 @@ class ResponseEvent(BaseModel):
     sequence_number: int
 
 
+class StreamEvent(BaseModel):
+    """One event of a stream that somebody comes back to: what that kind of answer has as its events."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
 class Tokens(Reply):
     """The ids of a prompt."""
 
@@ -271,7 +277,7 @@ class Stream(Reply):
 
     id: str
     object: Literal["stream"]
-    status: Literal["queued", "running", "cancelled"]
+    status: Literal["queued", "running", "detached", "cancelled"]
     created: int
     age_seconds: float
     choices: int

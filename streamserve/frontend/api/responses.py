@@ -78,6 +78,7 @@ class ResponsesAnswer:
         request_id = request.request_id or call.request_id
         self.id = f"resp_{request_id}"
         self.is_stream = bool(request.stream)
+        self.asks_resume = request.asks_resume
         self._service = service
         self._tenant = call.tenant
         self._request = request

@@ -19,6 +19,7 @@ from streamserve.frontend.api.sse import WRITE_TIMEOUT_S
 from streamserve.frontend.client import EngineClient
 from streamserve.frontend.pump import EngineFacts
 from streamserve.frontend.registry import Registry
+from streamserve.frontend.resume.store import StreamStore
 from streamserve.frontend.text.assemble import StopRules, TextAssembler
 from streamserve.frontend.text.detokenize import Detokenizers
 from streamserve.frontend.text.template import ChatTemplate, Conversation
@@ -57,6 +58,7 @@ class Service:
         body_timeout_s: how long a request's body may take to arrive.
         api: what requests may ask for.
         registry: the live answers, for status and cancellation by id; counts them too.
+        kept: the streams that outlive their connections.
         draining: set once the server accepts nothing new; whoever holds a connection open ends it then.
     """
 
@@ -77,10 +79,13 @@ class Service:
     api: ApiConfig = field(default_factory=ApiConfig)
     renderer: Renderer = field(init=False)
     registry: Registry = field(default_factory=Registry)
+    kept: StreamStore = field(init=False)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "renderer", Renderer(self.template))
+        api, metrics = self.api, self.registry.metrics
+        object.__setattr__(self, "kept", StreamStore(api.resume_window, api.resume_buffer_bytes, metrics))
 
     def check_model(self, name: str | None) -> None:
         """Refuses a request for another model; no name means the one there is.

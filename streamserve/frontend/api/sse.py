@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -92,19 +92,20 @@ def _parts(encoded: bytes) -> Iterator[bytes]:
     yield encoded[start:] if start else encoded
 
 
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
 def _no_outlet(_chunk: bytes) -> bool:
     raise AssertionError("the server takes nothing directly")
 
 
-class EventStream(EventSourceResponse):
-    """Sends chunks as events; stops when the client is gone, or has not read for too long.
+class EventResponse(EventSourceResponse):
+    """Sends events; stops when the client is gone, or has not read for too long.
 
     What differs from the base class, and why:
 
     * chunks are bytes already, and are neither converted nor logged; one timer for the stream watches all
       sends instead of one for each;
-    * where the answer and the server allow it, chunks go to the server in the turn of the event loop in which
-      their tokens come in, past task and middleware;
     * a ping is sent only into silence;
     * a client that has stopped reading has its connection dropped: closing it in the ordinary way would
       wait for it to read what is buffered;
@@ -112,35 +113,19 @@ class EventStream(EventSourceResponse):
       time is over (streamserve.frontend.process), and until then go on.
 
     Args:
-        first: what `batches` gave already.
-        batches: the rest of the answer, as JSON objects; closed in any case. If it fails, the error is the
-            last event.
-        framing: makes events of them.
-        divert: the answer's, if it has one (streamserve.frontend.api.endpoint.Divertible).
+        headers: besides those of any event stream.
         ping_interval_s: silence after which a comment is sent.
         write_timeout_s: how long one send may wait for the client to read.
     """
 
-    def __init__(
-        self,
-        first: list[bytes],
-        batches: AsyncGenerator[list[bytes], None],
-        framing: Framing,
-        *,
-        divert: Divert | None = None,
-        ping_interval_s: float,
-        write_timeout_s: float,
-    ) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(batches, headers=headers, ping=ping_interval_s, sep="\n")
+    def __init__(self, headers: Mapping[str, str], *, ping_interval_s: float, write_timeout_s: float) -> None:
+        # What is sent comes from `_stream_events`.
+        super().__init__(iter(()), headers={**headers, **_HEADERS}, ping=ping_interval_s, sep="\n")
         # HTTP/1.1 connections stay open anyway, and a draining server must be able to say "close".
         del self.headers["Connection"]
-        self._first = first
-        self._batches = batches
-        self._framing = framing
-        self._divert = divert
         self._write_chunk: Callable[[bytes], bool] = _no_outlet
         self._drain_chunks: Callable[[], Awaitable[None]] | None = None
+        self._abort: Callable[[], None] | None = None
         self._write_timeout_s = write_timeout_s
         self._last_send_s = time.monotonic()
         self._is_sending = False
@@ -151,56 +136,35 @@ class EventStream(EventSourceResponse):
         outlet = extensions.get(WRITE_EXTENSION)
         if outlet is not None:
             self._write_chunk, self._drain_chunks = outlet["write"], outlet["drain"]
+        abort = extensions.get(ABORT_EXTENSION)
+        self._abort = None if abort is None else abort["call"]
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._batches.aclose()
-            abort = extensions.get(ABORT_EXTENSION)
-            if self._is_stuck and abort is not None:
-                abort["call"]()
+            await self._close()
+            if self._is_stuck and self._abort is not None:
+                self._abort()
                 # So that the server has seen the connection go before it looks at this unfinished response.
                 await asyncio.sleep(0)
+
+    async def _close(self) -> None:
+        """Gives up what is sent, however that ended."""
+        raise NotImplementedError
+
+    async def _stream_events(self, send: Send) -> bytes | None:
+        """Sends all but the end, which it returns; None if the connection is to be dropped."""
+        raise NotImplementedError
 
     async def _stream_response(self, send: Send) -> None:
         headers = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(headers)
         last = await self._stream_events(send)
+        if last is None and self._abort is not None:
+            self._is_stuck = True
+            return
         async with self._send_lock:
             self.active = False
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-
-    async def _stream_events(self, send: Send) -> bytes:
-        """Sends all but the end, which it returns. One turn a batch, or each time the client is slow."""
-        await self._send(send, await self._events(self._first))
-        while True:
-            batch: list[bytes] | None = None
-            # Only the answer's own failure is an event; that of a send says that nobody is there to see one.
-            try:
-                if self._divert is None or self._drain_chunks is None:
-                    batch = await anext(self._batches)
-                elif await self._divert(self._write):
-                    return self._framing.end
-            except StopAsyncIteration:
-                return self._framing.end
-            except Exception as error:
-                if not isinstance(error, StreamserveError):
-                    logger.exception("a stream failed")
-                return self._framing.error(problem_of(error))
-            if batch is None:
-                await self._drain()
-            else:
-                await self._send(send, await self._events(batch))
-
-    async def _events(self, batch: list[bytes]) -> bytes:
-        """The batch as it is written: an echoed prompt with log probabilities has many megabytes."""
-        if sum(map(len, batch)) <= LARGE_BYTES:
-            return self._framing.events(batch)
-        return await asyncio.to_thread(self._framing.events, batch)
-
-    def _write(self, batch: list[bytes]) -> bool:
-        """Hands a batch to the server; False if the client should be waited for. Hot: once a batch."""
-        self._last_send_s = time.monotonic()
-        return self._write_chunk(self._framing.events(batch))
+            await send({"type": "http.response.body", "body": last or b"", "more_body": False})
 
     async def _drain(self) -> None:
         """Waits until the client has read most of what was written."""
@@ -243,3 +207,72 @@ class EventStream(EventSourceResponse):
     async def _listen_for_exit_signal() -> None:
         # Never returns; the task group cancels it with the rest.
         await asyncio.get_running_loop().create_future()
+
+
+class EventStream(EventResponse):
+    """Sends the chunks of an answer.
+
+    Where the answer and the server allow it, chunks go to the server in the turn of the event loop in which
+    their tokens come in, past task and middleware.
+
+    Args:
+        first: what `batches` gave already.
+        batches: the rest of the answer, as JSON objects; closed in any case. If it fails, the error is the
+            last event.
+        framing: makes events of them.
+        divert: the answer's, if it has one (streamserve.frontend.api.endpoint.Divertible).
+        ping_interval_s: silence after which a comment is sent.
+        write_timeout_s: how long one send may wait for the client to read.
+    """
+
+    def __init__(
+        self,
+        first: list[bytes],
+        batches: AsyncGenerator[list[bytes], None],
+        framing: Framing,
+        *,
+        divert: Divert | None = None,
+        ping_interval_s: float,
+        write_timeout_s: float,
+    ) -> None:
+        super().__init__({}, ping_interval_s=ping_interval_s, write_timeout_s=write_timeout_s)
+        self._first = first
+        self._batches = batches
+        self._framing = framing
+        self._divert = divert
+
+    async def _close(self) -> None:
+        await self._batches.aclose()
+
+    async def _stream_events(self, send: Send) -> bytes:
+        """One turn a batch, or each time the client is slow."""
+        await self._send(send, await self._events(self._first))
+        while True:
+            batch: list[bytes] | None = None
+            # Only the answer's own failure is an event; that of a send says that nobody is there to see one.
+            try:
+                if self._divert is None or self._drain_chunks is None:
+                    batch = await anext(self._batches)
+                elif await self._divert(self._write):
+                    return self._framing.end
+            except StopAsyncIteration:
+                return self._framing.end
+            except Exception as error:
+                if not isinstance(error, StreamserveError):
+                    logger.exception("a stream failed")
+                return self._framing.error(problem_of(error))
+            if batch is None:
+                await self._drain()
+            else:
+                await self._send(send, await self._events(batch))
+
+    async def _events(self, batch: list[bytes]) -> bytes:
+        """The batch as it is written: an echoed prompt with log probabilities has many megabytes."""
+        if sum(map(len, batch)) <= LARGE_BYTES:
+            return self._framing.events(batch)
+        return await asyncio.to_thread(self._framing.events, batch)
+
+    def _write(self, batch: list[bytes]) -> bool:
+        """Hands a batch to the server; False if the client should be waited for. Hot: once a batch."""
+        self._last_send_s = time.monotonic()
+        return self._write_chunk(self._framing.events(batch))

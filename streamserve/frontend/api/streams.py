@@ -11,21 +11,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from streamserve.errors import RequestError
-from streamserve.frontend.api.endpoint import tenant_of
 from streamserve.frontend.api.http import document
+from streamserve.frontend.api.resume import Resumption, position_of, reach_of, wants_events
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.auth import is_admin
 from streamserve.frontend.deployment import Deployment
+from streamserve.frontend.registry import Record
+from streamserve.frontend.resume.errors import not_found
 
 SHOW, CANCEL, LIST = "streams.show", "streams.cancel", "streams.list"
-
-
-class StreamNotFound(RequestError):
-    """No live answer of this caller has that id."""
-
-    status = 404
-    code = "stream_not_found"
 
 
 class Streams:
@@ -34,16 +27,18 @@ class Streams:
     Args:
         service: its registry knows the live answers of this frontend.
         deployment: how many frontends there are.
+        resumption: finds streams that outlive their connections.
     """
 
-    def __init__(self, service: Service, deployment: Deployment) -> None:
+    def __init__(self, service: Service, deployment: Deployment, resumption: Resumption) -> None:
         self._service = service
+        self._resumption = resumption
         self._index = deployment.index
         self._num_frontends = deployment.server.api_workers
 
     async def show_all(self, http: Request) -> Response:
         """All of the caller's live answers, oldest first."""
-        tenant = _scope_of(http)
+        tenant = reach_of(http.scope)
         found = self._list(tenant)
         others = [index for index in range(self._num_frontends) if index != self._index]
         questions = [{"method": LIST, "frontend": index, "tenant": tenant} for index in others]
@@ -53,8 +48,10 @@ class Streams:
         return document({"object": "list", "data": sorted(found, key=lambda stream: stream["created"])})
 
     async def one(self, http: Request) -> Response:
-        """GET shows it, DELETE ends it."""
-        return await (self.cancel(http) if http.method == "DELETE" else self.show(http))
+        """GET shows it, or sends its events to who comes back to it; DELETE ends it."""
+        if http.method == "DELETE":
+            return await self.cancel(http)
+        return await (self.resume(http) if wants_events(http) else self.show(http))
 
     async def show(self, http: Request) -> Response:
         """One of them.
@@ -62,11 +59,24 @@ class Streams:
         Raises:
             StreamNotFound: the caller has no live answer of that id.
         """
-        answer_id, tenant = http.path_params["id"], _scope_of(http)
+        answer_id, tenant = http.path_params["id"], reach_of(http.scope)
         found = self._show(answer_id, tenant)
         if found is None:
             found = await self._ask_others(SHOW, answer_id, tenant)
         return _found(found, answer_id)
+
+    async def resume(self, http: Request) -> Response:
+        """The events of one of them that the caller has not had, and all that follow.
+
+        Raises:
+            StreamNotFound: the caller has no resumable stream of that id.
+            InvalidRequest: the last event that it says it has is none of this stream's.
+            EventsGone: what came after that is no longer held.
+        """
+        stream_id = http.path_params["id"]
+        after = position_of(stream_id, http.headers, http.query_params)
+        reading = await self._resumption.resume(stream_id, reach_of(http.scope), after)
+        return await self._resumption.respond(http.receive, reading)
 
     async def cancel(self, http: Request) -> Response:
         """Ends it: the answer ends with the text so far and the finish reason `abort`.
@@ -74,7 +84,7 @@ class Streams:
         Raises:
             StreamNotFound: the caller has no live answer of that id.
         """
-        answer_id, tenant = http.path_params["id"], _scope_of(http)
+        answer_id, tenant = http.path_params["id"], reach_of(http.scope)
         here, there = self._cancel(answer_id, tenant), await self._ask_others(CANCEL, answer_id, tenant)
         return _found(here or there, answer_id)
 
@@ -90,17 +100,21 @@ class Streams:
         return None
 
     def _list(self, tenant: str | None) -> list[dict[str, Any]]:
-        return [record.describe() for record in self._service.registry.all(tenant)]
+        return [self._describe(record) for record in self._service.registry.all(tenant)]
 
     def _show(self, answer_id: str, tenant: str | None) -> dict[str, Any] | None:
         records = self._service.registry.find(answer_id, tenant)
-        return records[-1].describe() if records else None
+        return self._describe(records[-1]) if records else None
+
+    def _describe(self, record: Record) -> dict[str, Any]:
+        is_detached = self._resumption.is_detached(record.id, record.tenant)
+        return record.describe(is_detached=is_detached)
 
     def _cancel(self, answer_id: str, tenant: str | None) -> dict[str, Any] | None:
         records = self._service.registry.find(answer_id, tenant)
         for record in records:
             record.cancel()
-        return records[-1].describe() if records else None
+        return self._describe(records[-1]) if records else None
 
     async def _ask_others(self, method: str, answer_id: str, tenant: str | None) -> Any | None:
         if self._num_frontends == 1:
@@ -108,12 +122,7 @@ class Streams:
         return await self._service.client.relay({"method": method, "id": answer_id, "tenant": tenant})
 
 
-def _scope_of(http: Request) -> str | None:
-    """Whose answers a caller may see; None is everybody's."""
-    return None if is_admin(http.scope) else tenant_of(http.scope)
-
-
 def _found(stream: dict[str, Any] | None, answer_id: str) -> Response:
     if stream is None:
-        raise StreamNotFound(f"No live stream of yours has the id {answer_id[:200]!r}.", "id")
+        raise not_found(answer_id)
     return document(stream)

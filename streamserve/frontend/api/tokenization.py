@@ -9,7 +9,6 @@ from starlette.responses import Response
 from streamserve.errors import ContextTooLong
 from streamserve.frontend.api import parameters
 from streamserve.frontend.api.body import Body, read_json
-from streamserve.frontend.api.http import until_disconnect
 from streamserve.frontend.api.schema import neutral
 from streamserve.frontend.api.schema.common import parse
 from streamserve.frontend.api.schema.tokenization import (
@@ -18,6 +17,7 @@ from streamserve.frontend.api.schema.tokenization import (
     TextTokenizeRequest,
 )
 from streamserve.frontend.api.service import Service
+from streamserve.frontend.api.waiting import until_disconnect
 from streamserve.frontend.pump import EngineFacts
 
 

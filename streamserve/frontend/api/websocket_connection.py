@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from streamserve.frontend.api.body import parse_object
 from streamserve.frontend.api.endpoint import tenant_of
 from streamserve.frontend.api.problems import Problem
+from streamserve.frontend.api.resume import reach_of
 from streamserve.frontend.api.service import Service
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,12 @@ class Socket:
 
     Attributes:
         tenant: name of the API key that it was opened with.
+        reach: whose streams it may have (streamserve.frontend.api.resume.reach_of).
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.tenant = tenant_of(scope)
+        self.reach = reach_of(scope)
         self._subprotocols: list[str] = scope.get("subprotocols", [])
         self._receive = receive
         self._send = send

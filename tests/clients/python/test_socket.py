@@ -8,6 +8,7 @@ import pytest
 from scripted_endpoint import END, WAIT_S, socket_server
 
 from streamserve.errors import EngineUnavailable, Overloaded
+from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.websocket import StreamSocket
 from streamserve_client import (
     AsyncClient,
@@ -27,7 +28,7 @@ def chunk(text, **more):
 
 
 def make_app(service, endpoint):
-    return StreamSocket(service, {"completions": endpoint})
+    return StreamSocket(service, {"completions": endpoint}, Resumption(service))
 
 
 @pytest.fixture

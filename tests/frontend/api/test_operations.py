@@ -244,7 +244,7 @@ class FakeHeap(Heap):
 async def test_memory_that_was_freed_is_given_back_if_it_is_much(frontend: Any) -> None:
     for free_bytes, is_trimmed in ((10**6, False), (10**8, True)):
         heap = FakeHeap(free_bytes)
-        monitor = Monitor(frontend.client, frontend.service.registry.metrics, heap)
+        monitor = Monitor(frontend.client, frontend.service.registry.metrics, frontend.service.kept, heap)
         monitor.start()
         try:
             if is_trimmed:

@@ -696,7 +696,7 @@ async def test_another_model_is_not_found(frontend: Any) -> None:
 
 async def test_usage_options_belong_to_streams(frontend: Any) -> None:
     check_error(await frontend.chat(stream_options={"include_usage": True}), param="stream_options")
-    response = await frontend.chat(stream=True, stream_options={"resumable": True})
+    response = await frontend.chat(stream=True, stream_options={"resumable": "yes"})
     check_error(response, param="stream_options.resumable")
     check_error(await frontend.chat(stream="true"), param="stream")
 

@@ -18,11 +18,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from streamserve.errors import EngineUnavailable, Overloaded, RequestFailed
+from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.websocket import Connection, StreamSocket
 
 
 def streams(service: Any, endpoint: Any) -> StreamSocket:
-    return StreamSocket(service, {"chat.completions": endpoint, "completions": endpoint}, max_streams=8)
+    return StreamSocket(
+        service, {"chat.completions": endpoint, "completions": endpoint}, Resumption(service), max_streams=8
+    )
 
 
 @pytest.fixture
@@ -279,7 +282,8 @@ async def test_streams_whose_last_message_nobody_reads_count() -> None:
     socket: Any = StuckSocket()
     endpoint = ScriptedEndpoint(registry=None)  # type: ignore[arg-type]
     endpoint.gate.set()
-    connection = Connection(socket, SimpleNamespace(), {"completions": endpoint}, 4)  # type: ignore
+    nothing: Any = SimpleNamespace()
+    connection = Connection(socket, nothing, {"completions": endpoint}, nothing, 4)
     message = {"type": "create", "id": "again", "endpoint": "completions", "body": {"bad": True}}
     for number in range(4):
         await connection.handle(json.dumps(message).encode())
@@ -365,10 +369,12 @@ JSON = st.recursive(
 MESSAGES = st.fixed_dictionaries(
     {},
     optional={
-        "type": st.sampled_from(["create", "cancel", "ping"]) | JSON,
+        "type": st.sampled_from(["create", "resume", "cancel", "ping"]) | JSON,
         "id": st.integers(0, 3) | JSON,
         "endpoint": st.just("completions") | JSON,
         "body": st.dictionaries(st.text(max_size=8), JSON, max_size=3) | JSON,
+        "stream": st.just("cmpl-one") | JSON,
+        "after": st.integers(0, 3) | JSON,
     },
 )
 
@@ -388,7 +394,8 @@ def test_no_message_breaks_a_connection(messages: list[Any]) -> None:
             work.close()
 
     async def run() -> None:
-        connection = Connection(FakeSocket(), SimpleNamespace(), {"completions": None}, 4)  # type: ignore[arg-type, dict-item]
+        nothing: Any = SimpleNamespace()
+        connection = Connection(FakeSocket(), nothing, {"completions": nothing}, nothing, 4)  # type: ignore
         for message in messages:
             await connection.handle(json.dumps(message).encode("utf-8", "surrogatepass"))
         await connection.handle(b'{"type":"ping"}')

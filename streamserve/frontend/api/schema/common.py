@@ -84,6 +84,7 @@ class StreamOptions(Schema):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    resumable: bool | None = None
 
 
 class GenerationRequest(Schema):
@@ -153,6 +154,11 @@ class GenerationRequest(Schema):
     def include_usage(self) -> bool:
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def asks_resume(self) -> bool:
+        """Whether a stream should outlive its connection."""
+        return self.stream_options is not None and bool(self.stream_options.resumable)
 
     @property
     def continuous_usage(self) -> bool:

@@ -61,8 +61,6 @@ COMPLETION = {
 
 TOKENIZE = {"tools": _EMPTY_LIST}
 
-_STREAM_OPTIONS = {"resumable": _OFF}
-
 
 def refuse_unsupported(body: dict[str, Any], unsupported: dict[str, tuple[Any, ...]]) -> None:
     """Checks `body` against the fields in `unsupported` and their harmless values.
@@ -70,18 +68,9 @@ def refuse_unsupported(body: dict[str, Any], unsupported: dict[str, tuple[Any, .
     Raises:
         InvalidRequest: names the first field that asks for something.
     """
-    _refuse(body, unsupported, "")
-    options = body.get("stream_options")
-    if isinstance(options, dict):
-        _refuse(options, _STREAM_OPTIONS, "stream_options.")
-
-
-def _refuse(body: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], prefix: str) -> None:
     for name, harmless in unsupported.items():
         given = body.get(name)
         # By type as well: true is no 1.
         if not any(type(given) is type(value) and given == value for value in harmless):
             shown = " or ".join(orjson.dumps(value).decode() for value in harmless)
-            raise InvalidRequest(
-                f"{prefix}{name} is not supported here; leave it out or set it to {shown}.", prefix + name
-            )
+            raise InvalidRequest(f"{name} is not supported here; leave it out or set it to {shown}.", name)

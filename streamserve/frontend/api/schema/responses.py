@@ -23,6 +23,13 @@ _OFF = (None, False)
 _NONE: tuple[Any, ...] = (None,)
 _EMPTY_LIST: tuple[Any, ...] = (None, [])
 
+# Padding beside the text is for those who fear that its length is overheard. There is none.
+_STREAM_OPTIONS = tuple(
+    {**padding, **resumption}
+    for padding in ({}, {"include_obfuscation": False}, {"include_obfuscation": True})
+    for resumption in ({}, {"resumable": False}, {"resumable": True}, {"resumable": None})
+)
+
 # Refused by name, unless they have one of these values (streamserve.frontend.api.schema.neutral).
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": _OFF,
@@ -33,8 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": _EMPTY_LIST,
     "tool_choice": (None, "none", "auto"),
     "truncation": (None, "disabled"),
-    # That asks for padding beside the text, for those who fear that its length is overheard. There is none.
-    "stream_options": (None, {}, {"include_obfuscation": False}, {"include_obfuscation": True}),
+    "stream_options": (None, *_STREAM_OPTIONS),
     "enable_response_messages": _OFF,
     "previous_input_messages": _NONE,
     "structured_outputs": _NONE,
