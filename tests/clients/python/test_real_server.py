@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import httpx
 import pytest
+from cutting_proxy import CuttingProxy
 from server import ROOT, running_server, wait_idle, wait_until
 
 from streamserve_client import (
@@ -75,6 +76,31 @@ async def test_a_stream_adds_up_to_what_comes_in_one_piece(make_client, tiny_ser
     else:
         whole["usage"]["input_tokens_details"] = reading.result["usage"]["input_tokens_details"] = {}
     assert comparable(reading.result) == comparable(whole)
+
+
+@pytest.mark.parametrize("endpoint", ASKED)
+async def test_lost_connections_lose_nothing(make_client, tiny_server, transport, endpoint):
+    prompt, options = ASKED[endpoint]
+    straight = make_client(url=tiny_server.url, transport=transport)
+    whole = await straight.read(endpoint, prompt, **options)
+    # The head of an answer has some hundred bytes, an event somewhat more.
+    limits = [700 + 37 * number for number in range(8)]
+    with CuttingProxy(tiny_server.port, iter(limits)) as proxy:
+        client = make_client(url=proxy.url, transport=transport)
+        reading = await client.read(endpoint, prompt, **options)
+        await client.close()
+        assert proxy.num_connections > len(limits)
+    assert reading.text == whole.text
+    assert comparable(reading.result) == comparable(whole.result)
+
+
+async def test_a_stream_that_is_left_while_the_way_is_cut_ends(tiny_server, transport):
+    with CuttingProxy(tiny_server.port, iter(())) as proxy:
+        async with AsyncClient(proxy.url, transport=transport) as client:
+            async with client.completions.stream("Once", **LONG) as stream:
+                await anext(stream)
+                proxy.cut()
+            await asyncio.to_thread(wait_stopped, tiny_server)
 
 
 async def test_leaving_a_stream_stops_its_generation(make_client, tiny_server, transport):

@@ -24,6 +24,7 @@ from streamserve_client.options import (
     ResponseInput,
     ResponseOptions,
 )
+from streamserve_client.place import Place
 from streamserve_client.progress import Progress
 from streamserve_client.retries import Attempts, Retries
 from streamserve_client.settings import Settings, Timeouts
@@ -38,7 +39,7 @@ class Transport(Protocol):
 
     async def answer(self, call: Call) -> dict[str, Any]: ...
 
-    def events(self, call: Call) -> AsyncGenerator[dict[str, Any] | None]: ...
+    def events(self, call: Call, place: Place) -> AsyncGenerator[dict[str, Any] | None]: ...
 
 
 class Caller:
@@ -48,14 +49,20 @@ class Caller:
         transport: carries them.
         retries: when.
         sleep: waits between two tries.
+        abandon: ends the stream at a path; raises nothing.
     """
 
     def __init__(
-        self, transport: Transport, retries: Retries, sleep: Callable[[float], Awaitable[object]]
+        self,
+        transport: Transport,
+        retries: Retries,
+        sleep: Callable[[float], Awaitable[object]],
+        abandon: Callable[[str], Awaitable[object]],
     ) -> None:
         self._transport = transport
         self._retries = retries
         self._sleep = sleep
+        self._abandon = abandon
 
     async def answer(self, call: Call) -> Any:
         """The answer in one piece."""
@@ -70,21 +77,33 @@ class Caller:
     async def chunks(self, call: Call, progress: Progress[Chunk, Any]) -> AsyncGenerator[Chunk]:
         """The chunks of a stream, which `progress` keeps as well. Hot: one turn a chunk."""
         attempts = Attempts(self._retries)
-        while True:
-            try:
-                async with aclosing(self._transport.events(call)) as events:
-                    async for event in events:
-                        if event is None:
-                            progress.end()
-                        else:
-                            yield progress.take(event)
-                progress.check_end()
-                return
-            except ClientError as error:
-                if progress.is_complete:
+        place = Place(call, is_kept=self._retries.resume_s > 0)
+        try:
+            while True:
+                place.is_attached = False
+                try:
+                    async with aclosing(self._transport.events(call, place)) as events:
+                        async for event in events:
+                            if event is None:
+                                progress.end()
+                            else:
+                                yield progress.take(event)
+                    progress.check_end()
                     return
-                delay_s = attempts.delay_s(progress.failure(error))
-            await self._sleep(delay_s)
+                except ClientError as error:
+                    if progress.is_complete:
+                        return
+                    if place.takes_turn(error):
+                        continue
+                    delay_s = attempts.stream_delay_s(error, place, has_begun=progress.has_begun)
+                    if delay_s is None:
+                        place.forget()
+                        progress.fail(error, place)
+                await self._sleep(delay_s)
+        finally:
+            # Left early: the server would wait for somebody to come back.
+            if place.may_exist and not progress.is_complete:
+                await self._abandon(place.path)
 
 
 class AsyncStream(Generic[Chunk, Answer]):
@@ -94,7 +113,8 @@ class AsyncStream(Generic[Chunk, Answer]):
     generation on the server; so does cancelling the task that reads it, and dropping the stream, as a `break`
     does where only the loop had it.
 
-    Iterating raises the errors of `streamserve_client.errors`; StreamInterrupted if the connection is lost.
+    Iterating raises the errors of `streamserve_client.errors`; StreamInterrupted if the connection is lost
+    and there is no going on.
     """
 
     def __init__(self, caller: Caller, endpoint: Endpoint[Chunk, Answer], call: Call) -> None:
@@ -227,7 +247,7 @@ class AsyncClient:
         settings = Settings(url, api_key, timeouts)
         self._http = AsyncHttpTransport(settings, http_client)
         self._socket = AsyncSocketTransport(settings) if transport == "websocket" else None
-        caller = Caller(self._socket or self._http, retries, sleep)
+        caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
         self.chat = AsyncChat(caller)
         self.completions = AsyncCompletions(caller)
         self.responses = AsyncResponses(caller)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -12,8 +14,12 @@ from httpx_sse import EventSource, SSEError
 from streamserve_client.endpoints import Call
 from streamserve_client.errors import ClientError, InvalidAnswer
 from streamserve_client.http_messages import (
+    ABANDON_S,
     DONE,
     LIMITS,
+    RESUME_HEADERS,
+    STREAM_HEADER,
+    UNSENT,
     document_of,
     error_of,
     failure,
@@ -21,7 +27,9 @@ from streamserve_client.http_messages import (
     loss,
     parse_object,
     request_timeout,
+    return_timeout,
 )
+from streamserve_client.place import Place
 from streamserve_client.settings import Settings
 
 
@@ -37,6 +45,7 @@ class AsyncHttpTransport:
         self._settings = settings
         self._is_ours = client is None
         self._client = client or httpx.AsyncClient(limits=LIMITS)
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def answer(self, call: Call) -> dict[str, Any]:
         """The answer in one piece.
@@ -62,15 +71,37 @@ class AsyncHttpTransport:
             raise failure(error) from error
         document_of(response)
 
-    async def events(self, call: Call) -> AsyncGenerator[dict[str, Any] | None]:
+    async def abandon(self, path: str) -> None:
+        """Ends the stream at `path` if that takes no time; raises nothing. A server that cannot be reached
+        ends it by itself, later."""
+        ending = asyncio.create_task(self._end(path))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        # Goes on where the caller is cancelled.
+        await asyncio.shield(ending)
+
+    async def _end(self, path: str) -> None:
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await self.delete(path)
+
+    async def events(self, call: Call, place: Place) -> AsyncGenerator[dict[str, Any] | None]:
         """The JSON objects of a stream, and None where it says that they are all. Hot: one turn a chunk.
+
+        Args:
+            call: the request.
+            place: where the stream is; moves on with it.
 
         Raises:
             ClientError: it broke, or there is none.
         """
-        async with self._opened(call) as response, aclosing(EventSource(response).aiter_sse()) as events:
+        async with (
+            self._opened(call, place) as response,
+            aclosing(EventSource(response).aiter_sse()) as events,
+        ):
             try:
                 async for event in events:
+                    place.passed(event.id)
                     if event.data == DONE:
                         yield None
                     elif event.data:
@@ -82,19 +113,26 @@ class AsyncHttpTransport:
 
     async def close(self) -> None:
         """Closes all connections."""
+        if self._endings:
+            await asyncio.wait(self._endings)
         if self._is_ours:
             await self._client.aclose()
 
     @asynccontextmanager
-    async def _opened(self, call: Call) -> AsyncIterator[httpx.Response]:
+    async def _opened(self, call: Call, place: Place) -> AsyncIterator[httpx.Response]:
+        is_return = place.connect()
+        request = self._return_request(place) if is_return else self._first_request(call, place)
         try:
-            response = await self._client.send(self._request("POST", call.path, call.body), stream=True)
+            response = await self._client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise failure(error) from error
+            if isinstance(error, UNSENT):
+                place.unsent()
+            raise (loss if is_return else failure)(error) from error
         try:
             limit_silence(response, self._settings.timeouts)
             if not response.is_success:
                 raise await self._error_of(response)
+            place.attach(response.headers.get(STREAM_HEADER) if place.is_kept else None)
             yield response
         finally:
             await response.aclose()
@@ -105,6 +143,20 @@ class AsyncHttpTransport:
         except httpx.HTTPError as error:
             return loss(error)
         return error_of(response)
+
+    def _first_request(self, call: Call, place: Place) -> httpx.Request:
+        request = self._request("POST", call.path, call.body)
+        if place.is_kept:
+            request.headers.update({**RESUME_HEADERS, "X-Request-Id": place.request_id})
+        return request
+
+    def _return_request(self, place: Place) -> httpx.Request:
+        request = self._request("GET", place.path, None)
+        request.headers["Accept"] = "text/event-stream"
+        if place.num_events:
+            request.headers["Last-Event-ID"] = place.event_id
+        request.extensions["timeout"] = return_timeout(self._settings.timeouts).as_dict()
+        return request
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Request:
         return self._client.build_request(

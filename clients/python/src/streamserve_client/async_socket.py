@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from streamserve_client.endpoints import Call
 from streamserve_client.errors import AnswerTimeout, ClientError, InvalidAnswer
+from streamserve_client.place import Place
 from streamserve_client.settings import Settings
 from streamserve_client.socket_messages import PING, Item, Multiplexer, closing_reason, opening_failure
 
@@ -36,20 +37,20 @@ class AsyncSocketTransport:
         Raises:
             ClientError: there is none.
         """
-        async with aclosing(self.events(call)) as events:
+        async with aclosing(self.events(call, Place(call, is_kept=False))) as events:
             documents = [event async for event in events if event is not None]
         if len(documents) != 1:
             raise InvalidAnswer(f"the server gave {len(documents)} answers to one request")
         return documents[0]
 
-    async def events(self, call: Call) -> AsyncGenerator[dict[str, Any] | None]:
+    async def events(self, call: Call, place: Place) -> AsyncGenerator[dict[str, Any] | None]:
         """The JSON objects of an answer, and None behind the last one.
 
         Raises:
             ClientError: it broke, or there is none.
         """
         connection = await self._connected()
-        async with aclosing(connection.events(call)) as events:
+        async with aclosing(connection.events(call, place)) as events:
             async for event in events:
                 yield event
 
@@ -105,14 +106,14 @@ class Connection:
         """No more can be asked over it."""
         return self._streams.is_lost
 
-    async def events(self, call: Call) -> AsyncGenerator[dict[str, Any] | None]:
+    async def events(self, call: Call, place: Place) -> AsyncGenerator[dict[str, Any] | None]:
         """The objects of one answer, and None behind the last one. Hot: one turn a chunk."""
         inbox: asyncio.Queue[Item] = asyncio.Queue()
         stream_id = None
         timeout_s = self._answer_s
         try:
             async with self._sending:
-                stream_id, create = self._streams.open(call, inbox)
+                stream_id, create = self._streams.open(call, place, inbox)
                 await self._begin(create)
             while True:
                 item = await self._next(inbox, timeout_s)

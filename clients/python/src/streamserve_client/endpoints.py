@@ -25,6 +25,7 @@ class Endpoint(Generic[Chunk, Answer]):
     Attributes:
         name: on a WebSocket.
         path: over HTTP.
+        id_prefix: what stands before the request's id in that of the answer.
         prompt: the field that has what is asked.
         counts_on_demand: a stream has token counts only where they are asked for.
         accumulator: makes what puts a stream together.
@@ -32,13 +33,16 @@ class Endpoint(Generic[Chunk, Answer]):
 
     name: str
     path: str
+    id_prefix: str
     prompt: str
     counts_on_demand: bool
     accumulator: Callable[[], Accumulator[Chunk, Answer]]
 
     def call(self, prompt: Any, options: Mapping[str, Any], extra_body: Mapping[str, Any] | None) -> Call:
         """A request for an answer in one piece."""
-        return Call(self.name, self.path, {self.prompt: prompt, **options, **(extra_body or {})})
+        return Call(
+            self.name, self.path, self.id_prefix, {self.prompt: prompt, **options, **(extra_body or {})}
+        )
 
     def stream_call(
         self, prompt: Any, options: Mapping[str, Any], extra_body: Mapping[str, Any] | None
@@ -57,20 +61,22 @@ class Call:
     Attributes:
         endpoint: its name on a WebSocket.
         path: over HTTP.
+        id_prefix: what stands before the request's id in that of the answer.
         body: JSON.
     """
 
     endpoint: str
     path: str
+    id_prefix: str
     body: dict[str, Any]
 
 
 CHAT: Endpoint[ChatChunk, ChatCompletion] = Endpoint(
-    "chat.completions", "/v1/chat/completions", "messages", True, chat_accumulator
+    "chat.completions", "/v1/chat/completions", "chatcmpl-", "messages", True, chat_accumulator
 )
 COMPLETIONS: Endpoint[Completion, Completion] = Endpoint(
-    "completions", "/v1/completions", "prompt", True, completion_accumulator
+    "completions", "/v1/completions", "cmpl-", "prompt", True, completion_accumulator
 )
 RESPONSES: Endpoint[ResponseEvent, Response] = Endpoint(
-    "responses", "/v1/responses", "input", False, response_accumulator
+    "responses", "/v1/responses", "resp_", "input", False, response_accumulator
 )

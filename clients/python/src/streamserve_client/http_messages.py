@@ -19,6 +19,12 @@ from streamserve_client.retries import parse_retry_after
 from streamserve_client.settings import Timeouts
 
 DONE = "[DONE]"
+RESUME_HEADERS = {"X-Stream-Resume": "1"}
+STREAM_HEADER = "X-Stream-Id"
+# Nothing has reached the server.
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout)
+# For word that nobody wants the rest of a stream.
+ABANDON_S = 2.0
 # One connection a stream, and as many of them as the caller has.
 LIMITS = httpx.Limits(max_connections=None)
 
@@ -28,6 +34,11 @@ _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, 
 def request_timeout(timeouts: Timeouts) -> httpx.Timeout:
     """Until the answer begins."""
     return httpx.Timeout(connect=timeouts.connect_s, read=timeouts.answer_s, write=timeouts.idle_s, pool=None)
+
+
+def return_timeout(timeouts: Timeouts) -> httpx.Timeout:
+    """Until a stream that has begun goes on. The server answers with the next event, or not at all."""
+    return httpx.Timeout(connect=timeouts.connect_s, read=timeouts.idle_s, write=timeouts.idle_s, pool=None)
 
 
 def limit_silence(response: httpx.Response, timeouts: Timeouts) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from streamserve_client.accumulators import Accumulator
 from streamserve_client.errors import ClientError, ConnectionFailed, StreamInterrupted
+from streamserve_client.place import Place
 
 Chunk = TypeVar("Chunk")
 Answer = TypeVar("Answer")
@@ -25,6 +26,11 @@ class Progress(Generic[Chunk, Answer]):
     def is_complete(self) -> bool:
         """The end has come."""
         return self._accumulator.is_complete
+
+    @property
+    def has_begun(self) -> bool:
+        """Something has come."""
+        return self._accumulator.has_begun
 
     @property
     def text(self) -> str:
@@ -57,15 +63,10 @@ class Progress(Generic[Chunk, Answer]):
         if not self.is_complete:
             raise ConnectionFailed("the connection ended before the answer did")
 
-    def failure(self, error: ClientError) -> ClientError:
-        """What `error` means to the caller. Before the first chunk, the request may be made again.
-
-        Raises:
-            ClientError: after it, it may not, for the text would begin anew.
-        """
-        if not self._accumulator.has_begun:
-            return error
-        if isinstance(error, ConnectionFailed):
+    def fail(self, error: ClientError, place: Place) -> NoReturn:
+        """Raises what `error`, after which there is no other try, means to the caller."""
+        is_lost = isinstance(error, ConnectionFailed) or not place.is_attached
+        if self.has_begun and is_lost:
             partial = cast(dict[str, Any], self.answer())
             raise StreamInterrupted(str(error), self.text, partial) from error
         raise error

@@ -2,9 +2,12 @@
 
 client                                               server
 {"type":"create","id":I,"endpoint":E,"body":{…}}     {"id":I,"type":"chunk","chunk":{…}} …, or
-{"type":"cancel","id":I}                             {"id":I,"type":"result","result":{…}}, then
-                                                     {"id":I,"type":"done"}, or in place of any of them
+{"type":"resume","id":I,"stream":S,"after":N}        {"id":I,"type":"result","result":{…}}, then
+{"type":"cancel","id":I}                             {"id":I,"type":"done"}, or in place of any of them
                                                      {"id":I,"type":"error","error":{…}}
+
+A stream that the server keeps is announced by {"id":I,"type":"accepted","stream":S}, and its messages have a
+number, "n":N. An error without one is none of the stream.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from streamserve_client.endpoints import Call
 from streamserve_client.errors import APIError, BadRequest, ClientError, ConnectionFailed, api_error
 from streamserve_client.http_messages import parse_object, status_error
+from streamserve_client.place import Place
 
 # A chunk or a result; None for the end of the stream; or why there is no more.
 Item = dict[str, Any] | None | ClientError
@@ -47,13 +51,16 @@ class Multiplexer:
         self.is_lost = False
         self._ids = itertools.count(1)
         self._inboxes: dict[int, Inbox] = {}
+        self._places: dict[int, Place] = {}
         self._unconfirmed: deque[int] = deque()
 
-    def open(self, call: Call, inbox: Inbox) -> tuple[int, str]:
-        """A new stream: its id, and the message that begins it, behind which a PING must be sent."""
+    def open(self, call: Call, place: Place, inbox: Inbox) -> tuple[int, str]:
+        """A new stream of this connection: its id, and the message that begins it or comes back to it, behind
+        which a PING must be sent."""
         stream_id = next(self._ids)
-        message = {"type": "create", "id": stream_id, "endpoint": call.endpoint, "body": call.body}
-        encoded = json.dumps(message, ensure_ascii=False, allow_nan=False)
+        message = _return_of(place) if place.connect() else _creation_of(call, place)
+        encoded = json.dumps({**message, "id": stream_id}, ensure_ascii=False, allow_nan=False)
+        self._places[stream_id] = place
         self._inboxes[stream_id] = inbox
         self._unconfirmed.append(stream_id)
         # In this order: another thread may just be losing the connection, and one of the two sees the other.
@@ -73,18 +80,26 @@ class Multiplexer:
             if self._unconfirmed:
                 self._unconfirmed.popleft()
         elif kind in ("chunk", "result"):
+            self._pass(stream_id, message)
             self._give(stream_id, message.get(kind))
         elif kind == "done":
+            self._pass(stream_id, message)
             self._give(stream_id, None, is_last=True)
+        elif kind == "accepted":
+            self._attach(stream_id, message.get("stream"))
         elif kind == "error":
             if stream_id is None and self._unconfirmed:
                 stream_id = self._unconfirmed[0]
+            self._pass(stream_id, message)
             self._give(stream_id, _error_of(message.get("error")), is_last=True)
 
     def leave(self, stream_id: int) -> str | None:
         """Nobody wants the rest of a stream: the message that says so, unless it is over."""
+        place = self._places.pop(stream_id, None)
         if self._inboxes.pop(stream_id, None) is None or self.is_lost:
             return None
+        if place is not None:
+            place.forget()
         return json.dumps({"type": "cancel", "id": stream_id})
 
     def lose(self, reason: str, close_code: int | None = None) -> None:
@@ -96,10 +111,40 @@ class Multiplexer:
         for stream_id in list(self._inboxes):
             self._give(stream_id, ConnectionFailed(reason), is_last=True)
 
+    def _attach(self, stream_id: Any, name: Any) -> None:
+        place = self._places.get(stream_id)
+        if place is not None:
+            place.attach(name)
+
+    def _pass(self, stream_id: Any, message: dict[str, Any]) -> None:
+        """Says how far its stream is. Hot: once a chunk."""
+        place = self._places.get(stream_id)
+        if place is None:
+            return
+        number = message.get("n")
+        if number is not None:
+            place.is_attached = True
+            place.num_events = number
+        elif message["type"] != "error":
+            # A stream that is not kept.
+            place.attach(None)
+
     def _give(self, stream_id: Any, item: Item, *, is_last: bool = False) -> None:
         inbox = self._inboxes.pop(stream_id, None) if is_last else self._inboxes.get(stream_id)
         if inbox is not None:
             inbox.put_nowait(item)
+
+
+def _creation_of(call: Call, place: Place) -> dict[str, Any]:
+    body = call.body
+    if place.is_kept:
+        options = {**(body.get("stream_options") or {}), "resumable": True}
+        body = {**body, "request_id": place.request_id, "stream_options": options}
+    return {"type": "create", "endpoint": call.endpoint, "body": body}
+
+
+def _return_of(place: Place) -> dict[str, Any]:
+    return {"type": "resume", "stream": place.name, "after": place.num_events}
 
 
 def _error_of(error: Any) -> APIError:

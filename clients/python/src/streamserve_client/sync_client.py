@@ -22,6 +22,7 @@ from streamserve_client.options import (
     ResponseInput,
     ResponseOptions,
 )
+from streamserve_client.place import Place
 from streamserve_client.progress import Progress
 from streamserve_client.retries import Attempts, Retries
 from streamserve_client.settings import Settings, Timeouts
@@ -38,7 +39,7 @@ class Transport(Protocol):
 
     def answer(self, call: Call) -> dict[str, Any]: ...
 
-    def events(self, call: Call) -> Generator[dict[str, Any] | None]: ...
+    def events(self, call: Call, place: Place) -> Generator[dict[str, Any] | None]: ...
 
 
 class Caller:
@@ -48,12 +49,20 @@ class Caller:
         transport: carries them.
         retries: when.
         sleep: waits between two tries.
+        abandon: ends the stream at a path; raises nothing.
     """
 
-    def __init__(self, transport: Transport, retries: Retries, sleep: Callable[[float], object]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        retries: Retries,
+        sleep: Callable[[float], object],
+        abandon: Callable[[str], object],
+    ) -> None:
         self._transport = transport
         self._retries = retries
         self._sleep = sleep
+        self._abandon = abandon
 
     def answer(self, call: Call) -> Any:
         """The answer in one piece."""
@@ -68,21 +77,33 @@ class Caller:
     def chunks(self, call: Call, progress: Progress[Chunk, Any]) -> Generator[Chunk]:
         """The chunks of a stream, which `progress` keeps as well. Hot: one turn a chunk."""
         attempts = Attempts(self._retries)
-        while True:
-            try:
-                with closing(self._transport.events(call)) as events:
-                    for event in events:
-                        if event is None:
-                            progress.end()
-                        else:
-                            yield progress.take(event)
-                progress.check_end()
-                return
-            except ClientError as error:
-                if progress.is_complete:
+        place = Place(call, is_kept=self._retries.resume_s > 0)
+        try:
+            while True:
+                place.is_attached = False
+                try:
+                    with closing(self._transport.events(call, place)) as events:
+                        for event in events:
+                            if event is None:
+                                progress.end()
+                            else:
+                                yield progress.take(event)
+                    progress.check_end()
                     return
-                delay_s = attempts.delay_s(progress.failure(error))
-            self._sleep(delay_s)
+                except ClientError as error:
+                    if progress.is_complete:
+                        return
+                    if place.takes_turn(error):
+                        continue
+                    delay_s = attempts.stream_delay_s(error, place, has_begun=progress.has_begun)
+                    if delay_s is None:
+                        place.forget()
+                        progress.fail(error, place)
+                self._sleep(delay_s)
+        finally:
+            # Left early: the server would wait for somebody to come back.
+            if place.may_exist and not progress.is_complete:
+                self._abandon(place.path)
 
 
 class Stream(Generic[Chunk, Answer]):
@@ -92,7 +113,8 @@ class Stream(Generic[Chunk, Answer]):
     generation on the server; so does dropping the stream, as a `break` does where only the loop
     had it.
 
-    Iterating raises the errors of `streamserve_client.errors`; StreamInterrupted if the connection is lost.
+    Iterating raises the errors of `streamserve_client.errors`; StreamInterrupted if the connection is lost
+    and there is no going on.
     """
 
     def __init__(self, caller: Caller, endpoint: Endpoint[Chunk, Answer], call: Call) -> None:
@@ -225,7 +247,7 @@ class Client:
         settings = Settings(url, api_key, timeouts)
         self._http = HttpTransport(settings, http_client)
         self._socket = SocketTransport(settings) if transport == "websocket" else None
-        caller = Caller(self._socket or self._http, retries, sleep)
+        caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
         self.chat = Chat(caller)
         self.completions = Completions(caller)
         self.responses = Responses(caller)

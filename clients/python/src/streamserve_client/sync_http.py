@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,12 @@ from httpx_sse import EventSource, SSEError
 from streamserve_client.endpoints import Call
 from streamserve_client.errors import ClientError, InvalidAnswer
 from streamserve_client.http_messages import (
+    ABANDON_S,
     DONE,
     LIMITS,
+    RESUME_HEADERS,
+    STREAM_HEADER,
+    UNSENT,
     document_of,
     error_of,
     failure,
@@ -21,7 +26,9 @@ from streamserve_client.http_messages import (
     loss,
     parse_object,
     request_timeout,
+    return_timeout,
 )
+from streamserve_client.place import Place
 from streamserve_client.settings import Settings
 
 
@@ -50,27 +57,45 @@ class HttpTransport:
             raise failure(error) from error
         return document_of(response)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, limit_s: float | None = None) -> None:
         """Ends what is at `path`.
+
+        Args:
+            path: of a stream.
+            limit_s: for each part of that; None for the ordinary limits.
 
         Raises:
             ClientError: it could not.
         """
+        request = self._request("DELETE", path, None)
+        if limit_s is not None:
+            request.extensions["timeout"] = httpx.Timeout(limit_s).as_dict()
         try:
-            response = self._client.send(self._request("DELETE", path, None))
+            response = self._client.send(request)
         except httpx.HTTPError as error:
             raise failure(error) from error
         document_of(response)
 
-    def events(self, call: Call) -> Generator[dict[str, Any] | None]:
+    def abandon(self, path: str) -> None:
+        """Ends the stream at `path` if that takes no time; raises nothing. A server that cannot be reached
+        ends it by itself, later."""
+        with contextlib.suppress(ClientError):
+            self.delete(path, ABANDON_S)
+
+    def events(self, call: Call, place: Place) -> Generator[dict[str, Any] | None]:
         """The JSON objects of a stream, and None where it says that they are all. Hot: one turn a chunk.
+
+        Args:
+            call: the request.
+            place: where the stream is; moves on with it.
 
         Raises:
             ClientError: it broke, or there is none.
         """
-        with self._opened(call) as response:
+        with self._opened(call, place) as response:
             try:
                 for event in EventSource(response).iter_sse():
+                    place.passed(event.id)
                     if event.data == DONE:
                         yield None
                     elif event.data:
@@ -86,15 +111,20 @@ class HttpTransport:
             self._client.close()
 
     @contextmanager
-    def _opened(self, call: Call) -> Iterator[httpx.Response]:
+    def _opened(self, call: Call, place: Place) -> Iterator[httpx.Response]:
+        is_return = place.connect()
+        request = self._return_request(place) if is_return else self._first_request(call, place)
         try:
-            response = self._client.send(self._request("POST", call.path, call.body), stream=True)
+            response = self._client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise failure(error) from error
+            if isinstance(error, UNSENT):
+                place.unsent()
+            raise (loss if is_return else failure)(error) from error
         try:
             limit_silence(response, self._settings.timeouts)
             if not response.is_success:
                 raise self._error_of(response)
+            place.attach(response.headers.get(STREAM_HEADER) if place.is_kept else None)
             yield response
         finally:
             response.close()
@@ -105,6 +135,20 @@ class HttpTransport:
         except httpx.HTTPError as error:
             return loss(error)
         return error_of(response)
+
+    def _first_request(self, call: Call, place: Place) -> httpx.Request:
+        request = self._request("POST", call.path, call.body)
+        if place.is_kept:
+            request.headers.update({**RESUME_HEADERS, "X-Request-Id": place.request_id})
+        return request
+
+    def _return_request(self, place: Place) -> httpx.Request:
+        request = self._request("GET", place.path, None)
+        request.headers["Accept"] = "text/event-stream"
+        if place.num_events:
+            request.headers["Last-Event-ID"] = place.event_id
+        request.extensions["timeout"] = return_timeout(self._settings.timeouts).as_dict()
+        return request
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Request:
         return self._client.build_request(

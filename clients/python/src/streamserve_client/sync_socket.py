@@ -14,6 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from streamserve_client.endpoints import Call
 from streamserve_client.errors import AnswerTimeout, ClientError, InvalidAnswer
+from streamserve_client.place import Place
 from streamserve_client.settings import Settings
 from streamserve_client.socket_messages import PING, Item, Multiplexer, closing_reason, opening_failure
 
@@ -37,19 +38,19 @@ class SocketTransport:
         Raises:
             ClientError: there is none.
         """
-        with closing(self.events(call)) as events:
+        with closing(self.events(call, Place(call, is_kept=False))) as events:
             documents = [event for event in events if event is not None]
         if len(documents) != 1:
             raise InvalidAnswer(f"the server gave {len(documents)} answers to one request")
         return documents[0]
 
-    def events(self, call: Call) -> Generator[dict[str, Any] | None]:
+    def events(self, call: Call, place: Place) -> Generator[dict[str, Any] | None]:
         """The JSON objects of an answer, and None behind the last one.
 
         Raises:
             ClientError: it broke, or there is none.
         """
-        yield from self._connected().events(call)
+        yield from self._connected().events(call, place)
 
     def close(self) -> None:
         """Closes the connection, and so ends all streams."""
@@ -114,10 +115,10 @@ class Connection:
         """No more can be asked over it."""
         return self._streams.is_lost
 
-    def events(self, call: Call) -> Generator[dict[str, Any] | None]:
+    def events(self, call: Call, place: Place) -> Generator[dict[str, Any] | None]:
         """The objects of one answer, and None behind the last one. Hot: one turn a chunk."""
         inbox: SimpleQueue[Item] = SimpleQueue()
-        stream_id = self._begin(call, inbox)
+        stream_id = self._begin(call, place, inbox)
         timeout_s = self._answer_s
         try:
             while True:
@@ -139,9 +140,9 @@ class Connection:
         self._opened.close()
         self._reader.join()
 
-    def _begin(self, call: Call, inbox: SimpleQueue[Item]) -> int:
+    def _begin(self, call: Call, place: Place, inbox: SimpleQueue[Item]) -> int:
         with self._sending:
-            stream_id, create = self._streams.open(call, inbox)
+            stream_id, create = self._streams.open(call, place, inbox)
             # The reader notices as well, and tells the streams why.
             with contextlib.suppress(ConnectionClosed):
                 self._socket.send(create)
