@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from typing import Self
+from urllib.parse import urlsplit
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -16,7 +17,7 @@ class CuttingProxy:
     """Passes bytes on, and resets connections.
 
     Args:
-        port: of the server, on 127.0.0.1.
+        url: of the server.
         limits: bytes of the server's that each connection carries before it breaks; those after the last one
             carry everything.
 
@@ -25,8 +26,8 @@ class CuttingProxy:
         num_connections: that were opened.
     """
 
-    def __init__(self, port: int, limits: Iterator[int]) -> None:
-        self._port = port
+    def __init__(self, url: str, limits: Iterator[int]) -> None:
+        self._port = urlsplit(url).port
         self._limits = limits
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -83,4 +84,4 @@ def _reset(each: socket.socket) -> None:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         # A thread that reads it wakes by this only.
         each.shutdown(socket.SHUT_RDWR)
-        each.close()
+    each.close()

@@ -4,6 +4,7 @@ import { CHAT, COMPLETIONS, RESPONSES, streamCall, wholeCall } from "./endpoints
 import { ClientError, ConnectionFailed, StreamInterrupted } from "./errors.js";
 import { HttpTransport } from "./http.js";
 import { sleep } from "./life.js";
+import { Place } from "./place.js";
 import { Attempts } from "./retries.js";
 import { Settings } from "./settings.js";
 import { SocketTransport } from "./socket.js";
@@ -19,7 +20,7 @@ import { SocketTransport } from "./socket.js";
  *
  * @typedef {object} Transport
  * @property {(call: Call, signal: AbortSignal) => Promise<any>} answer
- * @property {(call: Call, signal: AbortSignal) => AsyncGenerator<any, void, void>} events
+ * @property {(call: Call, place: Place, signal: AbortSignal) => AsyncGenerator<any, void, void>} events
  */
 
 /** Makes requests, again where that makes sense. */
@@ -27,16 +28,19 @@ class Caller {
   #transport;
   #retries;
   #sleep;
+  #abandon;
 
   /**
    * @param {Transport} transport
    * @param {import("./retries.js").Retries} retries
    * @param {(milliseconds: number, signal: AbortSignal) => Promise<void>} sleep
+   * @param {(path: string) => Promise<void>} abandon ends the stream at a path; throws nothing
    */
-  constructor(transport, retries, sleep) {
+  constructor(transport, retries, sleep, abandon) {
     this.#transport = transport;
     this.#retries = retries;
     this.#sleep = sleep;
+    this.#abandon = abandon;
   }
 
   /** The answer in one piece. @param {Call} call @param {AbortSignal} signal @returns {Promise<any>} */
@@ -64,29 +68,52 @@ class Caller {
    */
   async *chunks(call, progress, signal) {
     const attempts = new Attempts(this.#retries);
-    for (;;) {
-      let delay;
-      try {
-        signal.throwIfAborted();
-        for await (const event of this.#transport.events(call, signal)) {
-          if (event === null) progress.end();
-          else yield progress.add(event);
+    const place = new Place(call, this.#retries.resume > 0);
+    try {
+      for (;;) {
+        let delay;
+        place.isAttached = false;
+        try {
+          signal.throwIfAborted();
+          for await (const event of this.#transport.events(call, place, signal)) {
+            if (event === null) progress.end();
+            else yield progress.add(event);
+          }
+          if (!progress.isComplete) throw new ConnectionFailed("the connection ended before the answer did");
+          return;
+        } catch (error) {
+          if (progress.isComplete) return;
+          if (place.takesTurn(error)) continue;
+          delay = nextDelay(attempts, error, progress, place);
         }
-        if (!progress.isComplete) throw new ConnectionFailed("the connection ended before the answer did");
-        return;
-      } catch (error) {
-        if (progress.isComplete) return;
-        delay = attempts.delay(failure(error, progress));
+        await this.#sleep(delay, signal);
       }
-      await this.#sleep(delay, signal);
+    } finally {
+      // Left early: the server would wait for somebody to come back.
+      if (place.mayExist && !progress.isComplete) await this.#abandon(place.path);
     }
   }
 }
 
-/** What an error means: after the first chunk the request cannot be made again, for the text would begin anew. */
-function failure(/** @type {unknown} */ error, /** @type {Accumulator} */ progress) {
-  if (!(progress.hasBegun && error instanceof ConnectionFailed)) return error;
-  return new StreamInterrupted(error.message, progress.text, progress.answer(), { cause: error });
+/**
+ * The wait until the next try. Throws what `error` means to the caller if there is none.
+ *
+ * @param {Attempts} attempts
+ * @param {any} error
+ * @param {Accumulator} progress
+ * @param {Place} place
+ */
+function nextDelay(attempts, error, progress, place) {
+  try {
+    // After the first chunk the request cannot be made again, for the text would begin anew.
+    return progress.hasBegun ? attempts.returnDelay(error, place) : attempts.delay(error);
+  } catch {
+    // Anything else says that nobody wants it any more.
+    if (!(error instanceof ClientError)) throw error;
+    place.forget();
+    if (!progress.hasBegun || (place.isAttached && !(error instanceof ConnectionFailed))) throw error;
+    throw new StreamInterrupted(error.message, progress.text, progress.answer(), { cause: error });
+  }
 }
 
 /** An answer as it is made. */
@@ -182,7 +209,9 @@ export class Client {
       }
       this.#socket = new SocketTransport(settings, implementation, (signal) => http.check(signal));
     }
-    const caller = new Caller(this.#socket ?? http, settings.retries, options.sleep ?? sleep);
+    const caller = new Caller(
+      this.#socket ?? http, settings.retries, options.sleep ?? sleep, (path) => http.abandon(path),
+    );
     this.chat = new Resource(caller, CHAT);
     this.completions = new Resource(caller, COMPLETIONS);
     this.responses = new Resource(caller, RESPONSES);

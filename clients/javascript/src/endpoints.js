@@ -6,6 +6,7 @@ import { ChoicesAccumulator, ResponseAccumulator } from "./accumulators.js";
  * @typedef {object} Endpoint
  * @property {string} name on a WebSocket
  * @property {string} path over HTTP
+ * @property {string} idPrefix what stands before the request's id in that of the answer
  * @property {boolean} countsOnDemand a stream has token counts only where they are asked for
  * @property {() => import("./accumulators.js").Accumulator} accumulator makes what puts a stream together
  */
@@ -16,24 +17,25 @@ import { ChoicesAccumulator, ResponseAccumulator } from "./accumulators.js";
  * @typedef {object} Call
  * @property {string} endpoint its name on a WebSocket
  * @property {string} path over HTTP
+ * @property {string} idPrefix what stands before the request's id in that of the answer
  * @property {Record<string, any>} body
  */
 
 /** @type {Endpoint} */
 export const CHAT = {
-  name: "chat.completions", path: "/v1/chat/completions", countsOnDemand: true,
+  name: "chat.completions", path: "/v1/chat/completions", idPrefix: "chatcmpl-", countsOnDemand: true,
   accumulator: () => new ChoicesAccumulator(true),
 };
 
 /** @type {Endpoint} */
 export const COMPLETIONS = {
-  name: "completions", path: "/v1/completions", countsOnDemand: true,
+  name: "completions", path: "/v1/completions", idPrefix: "cmpl-", countsOnDemand: true,
   accumulator: () => new ChoicesAccumulator(false),
 };
 
 /** @type {Endpoint} */
 export const RESPONSES = {
-  name: "responses", path: "/v1/responses", countsOnDemand: false,
+  name: "responses", path: "/v1/responses", idPrefix: "resp_", countsOnDemand: false,
   accumulator: () => new ResponseAccumulator(),
 };
 
@@ -45,7 +47,8 @@ export const RESPONSES = {
  * @returns {Call}
  */
 export function wholeCall(endpoint, body) {
-  return { endpoint: endpoint.name, path: endpoint.path, body: { ...body } };
+  const { name, path, idPrefix } = endpoint;
+  return { endpoint: name, path, idPrefix, body: { ...body } };
 }
 
 /**

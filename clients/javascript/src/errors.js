@@ -4,7 +4,7 @@
  * ClientError
  * ├── ConnectionFailed       no answer: nobody listens, or the connection broke before anything of it had come
  * ├── AnswerTimeout          no answer within timeouts.answer
- * ├── StreamInterrupted      the connection broke in the middle of a stream; has what had come by then
+ * ├── StreamInterrupted      a stream broke off and cannot be gone on with; has what had come by then
  * ├── InvalidAnswer          what came is not an answer of this API
  * └── APIError               the server says what is wrong: status, type, code, param, message
  *     ├── BadRequest             400, 413, 422 and what else is the caller's fault

@@ -7,7 +7,11 @@ import { EventDecoder } from "./sse.js";
 
 const DONE = "[DONE]";
 
+/** For word that nobody wants the rest of a stream. */
+const ABANDON_MS = 2000;
+
 /** @typedef {import("./endpoints.js").Call} Call */
+/** @typedef {import("./place.js").Place} Place */
 
 /** A connection for each request that is being answered; a stream that is left early closes its own. */
 export class HttpTransport {
@@ -22,36 +26,52 @@ export class HttpTransport {
 
   /** The answer in one piece. @param {Call} call @param {AbortSignal} signal */
   answer(call, signal) {
-    return this.#whole("POST", call.path, call.body, signal);
+    return this.#whole("POST", call.path, { body: call.body }, signal);
   }
 
   /** Ends what is at `path`. @param {string} path */
   async delete(path) {
-    await this.#whole("DELETE", path, undefined, new AbortController().signal);
+    await this.#whole("DELETE", path, {}, new AbortController().signal);
+  }
+
+  /**
+   * Ends the stream at `path` if that takes no time, also when the page goes; throws nothing. A server that cannot be
+   * reached ends it by itself, later.
+   *
+   * @param {string} path
+   */
+  async abandon(path) {
+    try {
+      await this.#whole("DELETE", path, { keepalive: true }, AbortSignal.timeout(ABANDON_MS));
+    } catch {
+      // Said above.
+    }
   }
 
   /** Throws what the server says if it lets nobody in. @param {AbortSignal} signal */
   async check(signal) {
-    await this.#whole("GET", "/v1/models", undefined, signal);
+    await this.#whole("GET", "/v1/models", {}, signal);
   }
 
   /**
    * The JSON objects of a stream, and null where it says that they are all. Hot: one turn a chunk.
    *
    * @param {Call} call
+   * @param {Place} place where the stream is; moves on with it
    * @param {AbortSignal} signal
    * @returns {AsyncGenerator<any, void, void>}
    */
-  async *events(call, signal) {
+  async *events(call, place, signal) {
     const life = new Life(signal);
     try {
-      const response = await this.#begin("POST", call.path, call.body, life);
+      const response = await (place.connect() ? this.#return(place, life) : this.#create(call, place, life));
       if (!response.ok) throw await errorOf(response, life);
       const type = response.headers.get("Content-Type") ?? "";
       if (!type.startsWith("text/event-stream") || response.body === null) {
         throw new InvalidAnswer(`the server sent ${JSON.stringify(type)} instead of a stream`);
       }
-      yield* this.#read(response.body.getReader(), life);
+      place.attach(place.isKept ? response.headers.get("X-Stream-Id") : null);
+      yield* this.#read(response.body.getReader(), place, life);
     } finally {
       life.end();
     }
@@ -59,17 +79,20 @@ export class HttpTransport {
 
   /**
    * @param {ReadableStreamDefaultReader<Uint8Array>} reader
+   * @param {Place} place
    * @param {Life} life
    */
-  async *#read(reader, life) {
+  async *#read(reader, place, life) {
     const decoder = new EventDecoder();
-    const late = () => new ConnectionFailed("nothing came for longer than timeouts.idle");
     try {
       for (;;) {
         const next = network(reader.read(), "the connection broke");
-        const { done, value } = await life.during(next, this.#settings.timeouts.idle, late);
+        const { done, value } = await life.during(next, this.#settings.timeouts.idle, silence);
         if (done) return;
-        for (const data of decoder.decode(value)) yield data === DONE ? null : parseObject(data);
+        for (const { id, data } of decoder.decode(value)) {
+          place.passed(id);
+          yield data === DONE ? null : parseObject(data);
+        }
       }
     } finally {
       // Closes the connection if there is more; of one that broke it tells nothing new.
@@ -77,11 +100,24 @@ export class HttpTransport {
     }
   }
 
-  /** @param {string} method @param {string} path @param {any} body @param {AbortSignal} signal */
-  async #whole(method, path, body, signal) {
+  /** @param {Call} call @param {Place} place @param {Life} life */
+  #create(call, place, life) {
+    const headers = place.isKept ? { "X-Stream-Resume": "1", "X-Request-Id": place.requestId } : {};
+    return this.#begin("POST", call.path, { body: call.body, headers }, life);
+  }
+
+  /** The server answers with the next event, or not at all. @param {Place} place @param {Life} life */
+  #return(place, life) {
+    const after = place.numEvents ? { "Last-Event-ID": `${place.name}:${place.numEvents}` } : {};
+    const headers = { Accept: "text/event-stream", ...after };
+    return this.#begin("GET", place.path, { headers, limit: this.#settings.timeouts.idle, late: silence }, life);
+  }
+
+  /** @param {string} method @param {string} path @param {Options} options @param {AbortSignal} signal */
+  async #whole(method, path, options, signal) {
     const life = new Life(signal);
     try {
-      const response = await this.#begin(method, path, body, life);
+      const response = await this.#begin(method, path, options, life);
       if (!response.ok) throw await errorOf(response, life);
       return parseObject(await textOf(response, life));
     } finally {
@@ -89,21 +125,36 @@ export class HttpTransport {
     }
   }
 
-  /** @param {string} method @param {string} path @param {any} body @param {Life} life */
-  #begin(method, path, body, life) {
-    const { baseUrl, headers, timeouts } = this.#settings;
+  /** @param {string} method @param {string} path @param {Options} options @param {Life} life */
+  #begin(method, path, { body, headers, keepalive = false, limit = this.#settings.timeouts.answer, late = tooLate }, life) {
     // fetch itself would tell of a header that is none as it does of a lost connection.
-    const request = new Request(baseUrl + path, {
+    const request = new Request(this.#settings.baseUrl + path, {
       method,
-      headers: { ...headers, ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      keepalive,
+      headers: {
+        ...this.#settings.headers, ...headers, ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+      },
       body: body === undefined ? null : JSON.stringify(body),
       signal: life.signal,
     });
     life.hold(request);
-    const late = () => new AnswerTimeout("the answer did not begin in time (timeouts.answer)");
-    return life.during(network(this.#fetch(request), "no connection"), timeouts.answer, late);
+    return life.during(network(this.#fetch(request), "no connection"), limit, late);
   }
 }
+
+/**
+ * What a request is made with.
+ *
+ * @typedef {object} Options
+ * @property {any} [body] JSON
+ * @property {Record<string, string>} [headers]
+ * @property {boolean} [keepalive] it outlives the page
+ * @property {number | null} [limit] until the answer begins
+ * @property {() => Error} [late] what it is when that is over
+ */
+
+const tooLate = () => new AnswerTimeout("the answer did not begin in time (timeouts.answer)");
+const silence = () => new ConnectionFailed("nothing came for longer than timeouts.idle");
 
 /**
  * What `wait` gives; what fetch and its streams throw becomes an error of ours.

@@ -1,8 +1,10 @@
 /** When a request is made again, and after how long: decided here, waited elsewhere. */
 
 import { APIError, ConnectionFailed } from "./errors.js";
+import { RETRYABLE_STATUSES } from "./place.js";
 
-const RETRYABLE_STATUSES = [429, 503];
+/** A reader waits in the middle of a text: the longest wait between two tries to go on with it. */
+const MAX_RETURN_DELAY = 5000;
 
 /**
  * Times are in milliseconds.
@@ -11,15 +13,21 @@ const RETRYABLE_STATUSES = [429, 503];
  * @property {number} maxRetries tries after the first one; 0 for none
  * @property {number} firstDelay wait after the first failure, at most
  * @property {number} maxDelay longest wait; if the server names a longer time, the error is thrown instead
+ * @property {number} resume waits in all, without anything of the stream meanwhile, before one that broke off is given
+ *   up; with 0 streams end with their connections, also on the server
  * @property {() => number} chance a number from 0 to 1
  */
 
 /** @type {Retries} */
-export const DEFAULT_RETRIES = { maxRetries: 5, firstDelay: 500, maxDelay: 60_000, chance: Math.random };
+export const DEFAULT_RETRIES = {
+  maxRetries: 5, firstDelay: 500, maxDelay: 60_000, resume: 60_000, chance: Math.random,
+};
 
 /** The tries of one request. */
 export class Attempts {
   #numFailures = 0;
+  #waited = 0;
+  #numEvents = 0;
   #retries;
 
   /** @param {Retries} retries */
@@ -37,14 +45,40 @@ export class Attempts {
    * @returns {number}
    */
   delay(error) {
-    const { maxRetries, firstDelay, maxDelay, chance } = this.#retries;
+    const { maxRetries, maxDelay } = this.#retries;
     this.#numFailures += 1;
     if (this.#numFailures > maxRetries || !isPassing(error)) throw error;
-    const backoff = (Math.min(firstDelay * 2 ** (this.#numFailures - 1), maxDelay) * (1 + chance())) / 2;
+    return this.#wait(error, maxDelay, maxDelay);
+  }
+
+  /**
+   * The same for a stream of which something has come, and which cannot be begun anew.
+   *
+   * @param {unknown} error
+   * @param {import("./place.js").Place} place where the stream is
+   * @returns {number}
+   */
+  returnDelay(error, place) {
+    if (place.numEvents > this.#numEvents) {
+      this.#numEvents = place.numEvents;
+      this.#numFailures = this.#waited = 0;
+    }
+    this.#numFailures += 1;
+    const left = this.#retries.resume - this.#waited;
+    if (left <= 0 || !place.canReturn(error)) throw error;
+    const delay = this.#wait(error, MAX_RETURN_DELAY, left);
+    this.#waited += delay;
+    return delay;
+  }
+
+  /** @param {unknown} error @param {number} maxBackoff @param {number} limit */
+  #wait(error, maxBackoff, limit) {
+    const { firstDelay, chance } = this.#retries;
+    const backoff = (Math.min(firstDelay * 2 ** (this.#numFailures - 1), maxBackoff) * (1 + chance())) / 2;
     const asked = error instanceof APIError ? error.retryAfter : null;
-    if (asked === null) return backoff;
-    if (asked > maxDelay) throw error;
-    return Math.min(asked + backoff, maxDelay);
+    if (asked === null) return Math.min(backoff, limit);
+    if (asked > limit) throw error;
+    return Math.min(asked + backoff, limit);
   }
 }
 

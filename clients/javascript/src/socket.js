@@ -2,6 +2,7 @@
 
 import { AnswerTimeout, ClientError, ConnectionFailed, InvalidAnswer } from "./errors.js";
 import { abortable, Life } from "./life.js";
+import { Place } from "./place.js";
 import { Inbox, Multiplexer } from "./socket_messages.js";
 
 /** @typedef {import("./endpoints.js").Call} Call */
@@ -29,7 +30,7 @@ export class SocketTransport {
   /** The answer in one piece. @param {Call} call @param {AbortSignal} signal */
   async answer(call, signal) {
     let answer = null;
-    for await (const event of this.events(call, signal)) answer = event ?? answer;
+    for await (const event of this.events(call, new Place(call, false), signal)) answer = event ?? answer;
     if (answer === null) throw new InvalidAnswer("the server ended a request without an answer");
     return answer;
   }
@@ -38,14 +39,15 @@ export class SocketTransport {
    * The JSON objects of an answer, and null behind the last one. Hot: one turn a chunk.
    *
    * @param {Call} call
+   * @param {Place} place where the stream is; moves on with it
    * @param {AbortSignal} signal
    * @returns {AsyncGenerator<any, void, void>}
    */
-  async *events(call, signal) {
+  async *events(call, place, signal) {
     const connection = await this.#connected(signal);
     const life = new Life(signal);
     const inbox = new Inbox();
-    const id = connection.begin(call, inbox);
+    const id = connection.begin(call, place, inbox);
     const late = () => new AnswerTimeout("the answer did not begin in time (timeouts.answer)");
     try {
       let limit = this.#settings.timeouts.answer;
@@ -130,10 +132,10 @@ class Connection {
     return this.#streams.isLost;
   }
 
-  /** Asks for an answer; returns the id of its stream. @param {Call} call @param {Inbox} inbox */
-  begin(call, inbox) {
+  /** Asks for an answer; returns the id of its stream. @param {Call} call @param {Place} place @param {Inbox} inbox */
+  begin(call, place, inbox) {
     if (!this.#streams.hasStreams) this.#watch();
-    const { id, messages } = this.#streams.open(call, inbox);
+    const { id, messages } = this.#streams.open(call, place, inbox);
     for (const message of messages) this.#send(message);
     return id;
   }

@@ -3,9 +3,12 @@
  *
  *     client                                               server
  *     {"type":"create","id":I,"endpoint":E,"body":{…}}     {"id":I,"type":"chunk","chunk":{…}} …, or
- *     {"type":"cancel","id":I}                             {"id":I,"type":"result","result":{…}}, then
- *                                                          {"id":I,"type":"done"}, or in place of any of them
+ *     {"type":"resume","id":I,"stream":S,"after":N}        {"id":I,"type":"result","result":{…}}, then
+ *     {"type":"cancel","id":I}                             {"id":I,"type":"done"}, or in place of any of them
  *                                                          {"id":I,"type":"error","error":{…}}
+ *
+ * A stream that the server keeps is announced by {"id":I,"type":"accepted","stream":S}, and its messages have a number,
+ * "n":N. An error without one is none of the stream.
  */
 
 import { apiError, ConnectionFailed } from "./errors.js";
@@ -48,6 +51,8 @@ export class Multiplexer {
   #lastId = 0;
   /** @type {Map<unknown, Inbox>} */
   #inboxes = new Map();
+  /** @type {Map<unknown, import("./place.js").Place>} */
+  #places = new Map();
   /** Their ids, and null for each ping of another kind. @type {(number | null)[]} */
   #unconfirmed = [];
 
@@ -56,17 +61,20 @@ export class Multiplexer {
   }
 
   /**
-   * A new stream: its id, and the messages that begin it.
+   * A new stream of this connection: its id, and the messages that begin it or come back to it.
    *
    * @param {import("./endpoints.js").Call} call
+   * @param {import("./place.js").Place} place
    * @param {Inbox} inbox
    */
-  open(call, inbox) {
+  open(call, place, inbox) {
     const id = ++this.#lastId;
+    const message = place.connect() ? returnOf(place) : creationOf(call, place);
+    this.#places.set(id, place);
     this.#inboxes.set(id, inbox);
     if (this.isLost) this.#end(id, new ConnectionFailed("the connection is over"));
     this.#unconfirmed.push(id);
-    return { id, messages: [JSON.stringify({ type: "create", id, endpoint: call.endpoint, body: call.body }), PING] };
+    return { id, messages: [JSON.stringify({ ...message, id }), PING] };
   }
 
   /** A message that the server must answer. */
@@ -79,6 +87,7 @@ export class Multiplexer {
   take(text) {
     const message = parseObject(text);
     const { type, id } = message;
+    this.#pass(message);
     if (type === "pong") {
       this.#unconfirmed.shift();
     } else if (type === "chunk" || type === "result") {
@@ -94,7 +103,11 @@ export class Multiplexer {
 
   /** Nobody wants the rest of a stream: the message that says so, unless it is over. @param {number} id */
   leave(id) {
-    return this.#inboxes.delete(id) && !this.isLost ? JSON.stringify({ type: "cancel", id }) : null;
+    const place = this.#places.get(id);
+    this.#places.delete(id);
+    if (!this.#inboxes.delete(id) || this.isLost) return null;
+    place?.forget();
+    return JSON.stringify({ type: "cancel", id });
   }
 
   /** The connection is over, and all its streams with it. @param {string} reason @param {number} [closeCode] */
@@ -107,9 +120,35 @@ export class Multiplexer {
     for (const id of [...this.#inboxes.keys()]) this.#end(id, new ConnectionFailed(reason));
   }
 
+  /** Says how far the message's stream is. Hot: once a chunk. @param {any} message */
+  #pass({ type, id, n, stream }) {
+    const place = this.#places.get(id);
+    if (place === undefined) return;
+    if (type === "accepted") {
+      place.attach(stream);
+    } else if (n !== undefined) {
+      place.isAttached = true;
+      place.numEvents = n;
+    } else if (type !== "error") {
+      place.attach(null);
+    }
+  }
+
   /** @param {unknown} id @param {Item} item */
   #end(id, item) {
     this.#inboxes.get(id)?.put(item);
     this.#inboxes.delete(id);
   }
+}
+
+/** @param {import("./endpoints.js").Call} call @param {import("./place.js").Place} place */
+function creationOf({ endpoint, body }, place) {
+  if (!place.isKept) return { type: "create", endpoint, body };
+  const options = { ...body.stream_options, resumable: true };
+  return { type: "create", endpoint, body: { ...body, request_id: place.requestId, stream_options: options } };
+}
+
+/** @param {import("./place.js").Place} place */
+function returnOf({ name, numEvents }) {
+  return { type: "resume", stream: name, after: numEvents };
 }

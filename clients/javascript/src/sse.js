@@ -1,18 +1,19 @@
-/** Server-sent events, the reading side: bytes in, the data of events out, by the rules of WHATWG. */
+/** Server-sent events, the reading side: bytes in, events out, by the rules of WHATWG. */
 
 export class EventDecoder {
   #text = new TextDecoder();
   #line = "";
   /** @type {string[]} */
   #data = [];
+  #id = "";
   #endedInCr = false;
 
   /**
-   * The data of the events that `bytes` completes. Comments and events without data are none. Hot: once a
-   * piece from the network.
+   * The events that `bytes` completes. Comments and events without data are none. Hot: once a piece from the
+   * network.
    *
    * @param {Uint8Array} bytes
-   * @returns {string[]}
+   * @returns {{ id: string, data: string }[]} the id is the last one that came, also with an earlier event
    */
   decode(bytes) {
     let text = this.#text.decode(bytes, { stream: true });
@@ -32,9 +33,10 @@ export class EventDecoder {
     if (line === "") {
       const data = this.#data;
       this.#data = [];
-      return data.length ? [data.join("\n")] : [];
+      return data.length ? [{ id: this.#id, data: data.join("\n") }] : [];
     }
     if (line.startsWith("data:")) this.#data.push(line.slice(line[5] === " " ? 6 : 5));
+    else if (line.startsWith("id:")) this.#id = line.slice(line[3] === " " ? 4 : 3);
     return [];
   }
 }

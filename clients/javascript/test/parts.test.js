@@ -7,6 +7,7 @@ import { ChoicesAccumulator, ResponseAccumulator } from "../src/accumulators.js"
 import { ConnectionFailed } from "../src/errors.js";
 import { Attempts, DEFAULT_RETRIES, parseRetryAfter } from "../src/retries.js";
 import { Inbox, Multiplexer } from "../src/socket_messages.js";
+import { Place } from "../src/place.js";
 import { EventDecoder } from "../src/sse.js";
 
 const SPLITS = [
@@ -22,7 +23,9 @@ for (const [index, [text, expected]] of SPLITS.entries()) {
     for (let size = 1; size <= bytes.length; size += 1) {
       const decoder = new EventDecoder();
       const found = [];
-      for (let at = 0; at < bytes.length; at += size) found.push(...decoder.decode(bytes.subarray(at, at + size)));
+      for (let at = 0; at < bytes.length; at += size) {
+        found.push(...decoder.decode(bytes.subarray(at, at + size)).map(({ data }) => data));
+      }
       assert.deepEqual(found, expected);
     }
   });
@@ -99,7 +102,8 @@ function opened(count) {
     const items = [];
     inbox.put = (item) => items.push(item);
     heard.push(items);
-    const { id, messages } = streams.open({ endpoint: "completions", path: "", body: { prompt: "x" } }, inbox);
+    const call = { endpoint: "completions", path: "", idPrefix: "cmpl-", body: { prompt: "x" } };
+    const { id, messages } = streams.open(call, new Place(call, false), inbox);
     assert.deepEqual(JSON.parse(messages[0]), { type: "create", id, endpoint: "completions", body: { prompt: "x" } });
     ids.push(id);
   }
@@ -142,6 +146,7 @@ test("a connection that is lost, by the fault of one or of none", () => {
   streams.lose("closed", 1009);
   assert.deepEqual(heard.map(([error]) => [error.name, error.status]), [["ConnectionFailed", undefined], ["BadRequest", 413]]);
   const inbox = new Inbox();
-  streams.open({ endpoint: "completions", path: "", body: {} }, inbox);
+  const call = { endpoint: "completions", path: "", idPrefix: "cmpl-", body: {} };
+  streams.open(call, new Place(call, false), inbox);
   return assert.doesNotReject(inbox.next());
 });

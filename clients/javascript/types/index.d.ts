@@ -219,7 +219,10 @@ export interface Timeouts {
   idle: number | null;
 }
 
-/** Answers 429 and 503, and lost connections, are tried again as long as nothing of the answer has come. */
+/**
+ * Answers 429 and 503, and lost connections, are tried again as long as nothing of the answer has come. A stream that
+ * breaks off later is gone on with where it stopped, if the server can do that.
+ */
 export interface Retries {
   /** Tries after the first one; 5 by default, 0 for none. */
   maxRetries: number;
@@ -227,6 +230,11 @@ export interface Retries {
   firstDelay: number;
   /** Longest wait. If the server names a longer time, the error is thrown instead. 60,000 by default. */
   maxDelay: number;
+  /**
+   * Waits in all, in milliseconds and without anything of the stream meanwhile, before one that broke off is given up;
+   * 60,000 by default. With 0 streams end with their connections, also on the server.
+   */
+  resume: number;
   /** A number from 0 to 1. */
   chance: () => number;
 }
@@ -308,7 +316,7 @@ export class AnswerTimeout extends ClientError {}
 /** What came is not an answer of this API. */
 export class InvalidAnswer extends ClientError {}
 
-/** A stream broke off before its end. The server has no way yet to go on with it. */
+/** A stream broke off before its end, and the server does not give the rest. */
 export class StreamInterrupted extends ClientError {
   constructor(
     message: string,

@@ -3,7 +3,7 @@
 ClientError
 ├── ConnectionFailed       no answer: nobody listens, or the connection broke before anything of it had come
 ├── AnswerTimeout          no answer within Timeouts.answer_s
-├── StreamInterrupted      the connection broke in the middle of a stream; has what had come by then
+├── StreamInterrupted      a stream broke off and cannot be gone on with; has what had come by then
 ├── InvalidAnswer          what came is not an answer of this API
 └── APIError               the server says what is wrong: status, type, code, param, message
     ├── BadRequest             400, 413, 422 and what else is the caller's fault
@@ -41,7 +41,8 @@ class InvalidAnswer(ClientError):
 
 
 class StreamInterrupted(ClientError):
-    """A stream broke off before its end. The server has no way yet to go on with it.
+    """A stream broke off before its end, and the server does not give the rest: it does not keep streams, has
+    dropped this one, or cannot be reached.
 
     Args:
         message: what broke it.
