@@ -21,7 +21,7 @@ class PackagedModel:
         package: what pip calls it.
         module: the importable package that holds the file.
         file: path inside `module`.
-        sampling: what its makers advise for requests that say nothing, by the names of generation_config.json;
+        sampling: what its makers advise for requests that say nothing, named as in generation_config.json;
             a GGUF file does not tell.
     """
 
