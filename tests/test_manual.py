@@ -30,7 +30,8 @@ API = (ROOT / "docs" / "api.md").read_text()
 # Of other commands that the pages tell of.
 OTHER_FLAGS = {
     "--build", "--build-arg", "--detach", "--file", "--gpus", "--init", "--no-deps",
-    "--no-install-recommends", "--read-only", "--rm", "--shm-size", "--stop-timeout", "--strict", "--target", "--tmpfs", "--yes",
+    "--no-install-recommends", "--read-only", "--rm", "--shm-size", "--stop-timeout", "--strict",
+    "--target", "--tmpfs", "--yes",
 }  # fmt: skip
 
 
