@@ -36,7 +36,11 @@ def main(arguments: Sequence[str]) -> int:
         try:
             build(environment, list(groups))
         except subprocess.CalledProcessError as error:
-            print(f"error: `{' '.join(map(str, error.cmd[2:]))}` failed; see above.", file=sys.stderr)
+            print(
+                f"error: `{' '.join(map(str, error.cmd[2:]))}` failed; see above. "
+                "It needs pypi.org and download.pytorch.org, or what pip's own settings name instead.",
+                file=sys.stderr,
+            )
             return 1
         except KeyboardInterrupt:
             return 130

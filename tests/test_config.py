@@ -99,6 +99,11 @@ def test_a_bad_value_is_refused_by_the_name_it_was_given_under(
         ("prot: 1\nhots: x", ("unknown options", "hots, prot")),
         ("- port", ("mapping",)),
         ("port: {", ("not valid YAML",)),
+        ("max_num_seqs: 1\nmax-num-seqs: 2", ("twice", "max_num_seqs")),
+        ("api_key: 0123", ("api_key", "quotes")),
+        ("api_key: [a, 1]", ("api_key", "quotes")),
+        ("api_key: ''", ("api_key", "no key")),
+        ("admin_key: []", ("admin_key", "no key")),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
@@ -186,6 +191,35 @@ def test_secrets_are_shown_nowhere() -> None:
     loaded = load("--api-key alice:sk-secret", {"STREAMSERVE_ADMIN_KEY": "sk-secret"})
     assert loaded.auth.api_key == ("alice:sk-secret",)
     assert "sk-secret" not in repr(loaded)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , "])
+def test_a_flag_without_a_key_does_not_open_the_server(text: str) -> None:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    with pytest.raises(ConfigError, match="--api-key: no key"):
+        config.load(parser.parse_args(["--api-key", text]), {})
+
+
+def test_a_variable_that_is_passed_on_unset_does_not_open_it_either(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("api_key: secret")
+    assert load(f"--config {path}", {"STREAMSERVE_API_KEY": ""}).auth.api_key == ("secret",)
+    assert load("", {"STREAMSERVE_API_KEY": ""}).auth.api_key == ()
+    with pytest.raises(ConfigError, match="STREAMSERVE_API_KEY: no key"):
+        load("", {"STREAMSERVE_API_KEY": ","})
+
+
+def test_variables_that_are_no_option_are_told_of() -> None:
+    known = {"STREAMSERVE_PORT": "1", "STREAMSERVE_CONFIG": "x", "STREAMSERVE_CACHE": "x", "PATH": "x"}
+    assert config.unknown_variables(known) == []
+    typo, foreign = config.unknown_variables(
+        {**known, "STREAMSERVE_API_KEYS": "x", "STREAMSERVE_PORT_8000_TCP_ADDR": "x"}
+    )
+    assert typo.startswith("the variable STREAMSERVE_API_KEYS is ignored")
+    assert typo.endswith("is STREAMSERVE_API_KEY meant?")
+    assert "STREAMSERVE_PORT_8000_TCP_ADDR" in foreign
+    assert "meant" not in foreign
 
 
 def test_defaults_are_within_their_own_limits() -> None:

@@ -29,8 +29,9 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 # Of other commands that the pages tell of.
 OTHER_FLAGS = {
-    "--build", "--build-arg", "--detach", "--file", "--gpus", "--no-deps", "--no-install-recommends",
-    "--read-only", "--rm", "--shm-size", "--stop-timeout", "--strict", "--target", "--tmpfs", "--yes",
+    "--build", "--build-arg", "--detach", "--file", "--gpus", "--init", "--no-deps",
+    "--no-install-recommends", "--read-only", "--rm", "--shm-size", "--stop-timeout", "--strict",
+    "--target", "--tmpfs", "--yes",
 }  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def messages() -> tuple[str, ...]:
 
 def quoted_messages() -> Iterator[str]:
     """The messages in the first cells of the tables of failures."""
-    for heading in ("### It does not start", "### It ends, or"):
+    for heading in ("### It does not start", "### It ends, or", "### Warnings and errors"):
         for row in rows(OPERATIONS, heading)[1:]:
             yield from re.findall(r"`([^`]* [^`]*)`", row[0])
 
@@ -127,6 +128,27 @@ def test_messages_are_those_of_the_source(quoted: str) -> None:
     longest = {"was killed by SIGKILL": "was killed by"}.get(longest, longest)
     assert len(longest) >= 8, quoted
     assert any(longest in message.replace("%s", "…").replace("%d", "…") for message in messages()), longest
+
+
+def logged() -> Iterator[str]:
+    """The text of each warning and error that is logged, with … for what is put into it."""
+    for path in (ROOT / "streamserve").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name("logger"), attr="warning" | "error" | "exception"),
+                    args=[ast.Constant(str(text)), *_],
+                ) if text != "%s":
+                    yield re.sub(r"%\w", "…", text)
+
+
+@pytest.mark.parametrize("text", sorted(set(logged())))
+def test_every_warning_and_error_in_the_log_is_explained(text: str) -> None:
+    cells = " ".join(
+        row[0] for row in rows(OPERATIONS, "## What goes wrong") + rows(OPERATIONS, "## Signals")
+    )
+    quoted = [one.split("…") for one in re.findall(r"`([^`]+)`", cells) if len(one) >= 10]
+    assert any(all(part.strip() in text for part in parts) for parts in quoted)
 
 
 def anchor(heading: str) -> str:

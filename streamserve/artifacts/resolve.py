@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamserve.artifacts.aliases import ALIASES, DEFAULT_ALIAS
@@ -24,6 +26,21 @@ _WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What MODEL is on this machine.
+
+    Attributes:
+        path: the folder or GGUF file.
+        name: the model's own.
+        sampling: of `PackagedModel`.
+    """
+
+    path: Path
+    name: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+
 def resolve_model(
     config: ModelConfig, progress: Progress, environ: Mapping[str, str] | None = None
 ) -> ResolvedModel:
@@ -38,17 +55,17 @@ def resolve_model(
         ConfigError: there is no such model or it cannot be served; says what would help, in one line.
     """
     dtype = config.dtype if config.dtype != "auto" else native_dtype(config.device)
-    source, name = _locate(config, progress)
-    if source.is_file():
+    source = _locate(config, progress)
+    if source.path.is_file():
         cache = ModelCache(cache_root(environ))
         if config.load_format == "safetensors":
-            raise ConfigError(f"--load-format safetensors: {source} is a file; give a folder.")
-        path = _converted(source, name, dtype, cache, progress)
+            raise ConfigError(f"--load-format safetensors: {source.path} is a file; give a folder.")
+        path = _converted(source, dtype, cache, progress)
     else:
-        path = source
+        path = source.path
         _check_folder(path, config)
     load_format = "dummy" if config.load_format == "dummy" else "safetensors"
-    return ResolvedModel(path, config.served_model_name or name, dtype, load_format)
+    return ResolvedModel(path, config.served_model_name or source.name, dtype, load_format)
 
 
 def native_dtype(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -64,19 +81,18 @@ def native_dtype(device: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "float32" if _BFLOAT16_FLAGS.isdisjoint(words) else "bfloat16"
 
 
-def _locate(config: ModelConfig, progress: Progress) -> tuple[Path, str]:
-    """The folder or GGUF file on this machine, and the model's own name."""
+def _locate(config: ModelConfig, progress: Progress) -> _Source:
     model = config.model if config.model is not None else DEFAULT_ALIAS
     path = Path(os.path.expanduser(model))  # unlike Path.expanduser, never raises
     if os.path.exists(path):  # unlike Path.exists, False where looking is not permitted
         path = path.resolve()
         is_gguf = path.is_file() and path.suffix.lower() == _GGUF_SUFFIX
-        return path, path.stem if is_gguf else path.name
+        return _Source(path, path.stem if is_gguf else path.name)
     if packaged := ALIASES.get(model.lower()):
-        return packaged.locate(), packaged.name
+        return _Source(packaged.locate(), packaged.name, packaged.sampling)
     if is_hub_id(model) and not model.lower().endswith(_GGUF_SUFFIX):
         folder = fetch_from_hub(model, config.load_format != "dummy", progress)
-        return folder, model.partition("/")[2]
+        return _Source(folder, model.partition("/")[2])
     if os.sep in model or path.suffix.lower() == _GGUF_SUFFIX:
         raise ConfigError(f"MODEL {model}: no such file or folder.")
     raise ConfigError(
@@ -85,27 +101,30 @@ def _locate(config: ModelConfig, progress: Progress) -> tuple[Path, str]:
     )
 
 
-def _converted(source: Path, name: str, dtype: str, cache: ModelCache, progress: Progress) -> Path:
+def _converted(source: _Source, dtype: str, cache: ModelCache, progress: Progress) -> Path:
     """The folder that the GGUF file `source` was or is now converted to."""
     # Here, so that a model that needs no conversion does not wait for numpy.
     from streamserve.artifacts.gguf_convert import ARCHITECTURES, CONVERTER_VERSION, convert_gguf
 
-    status = source.stat()
-    identity = f"{CONVERTER_VERSION}\0{source}\0{status.st_size}\0{status.st_mtime_ns}"
+    file = source.path
+    status = file.stat()
+    identity = f"{CONVERTER_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
+    if source.sampling:
+        identity += f"\0{json.dumps(source.sampling, sort_keys=True)}"
     fingerprint = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    entry = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{fingerprint}-{dtype}"
+    entry = f"{re.sub(r'[^A-Za-z0-9._-]', '_', source.name)}-{fingerprint}-{dtype}"
     if found := cache.find(entry):
         return found
-    architecture = read_architecture(source)
+    architecture = read_architecture(file)
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"MODEL {source}: the architecture {architecture} is not supported "
+            f"MODEL {file}: the architecture {architecture} is not supported "
             f"(known: {', '.join(ARCHITECTURES)}); name another model."
         )
     return cache.add(
         entry,
-        make=lambda folder: convert_gguf(source, folder, dtype, progress),
-        waiting=lambda: progress(f"waiting for another process that converts {source.name}", 0.0),
+        make=lambda folder: convert_gguf(file, folder, dtype, progress, source.sampling),
+        waiting=lambda: progress(f"waiting for another process that converts {file.name}", 0.0),
     )
 
 

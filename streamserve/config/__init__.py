@@ -18,7 +18,7 @@ from streamserve.config.sections import (
     SupervisorConfig,
     WorkerConfig,
 )
-from streamserve.config.sources import ENV_PREFIX, add_arguments, load
+from streamserve.config.sources import ENV_PREFIX, add_arguments, load, unknown_variables
 from streamserve.config.table import documentation, page
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "page",
     "parse_bytes",
     "parse_count",
+    "unknown_variables",
 ]

@@ -131,7 +131,8 @@ class WorkerConfig:
 
     cpu_threads: int = option(
         0,
-        "Threads for the model on a CPU; 0 is one for each core, or one for a small model.",
+        "Threads for the model on a CPU; 0 is one for each core that the process is granted, or one for a "
+        "small model.",
         kind="int",
         minimum=0,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -14,6 +15,8 @@ from streamserve.config.sections import Config, options, sections
 from streamserve.errors import ConfigError
 
 ENV_PREFIX = "STREAMSERVE_"
+# Read before there is a configuration, or by scripts/setup_env.py for `make serve`.
+_OTHER_VARIABLES = ("CACHE", "CONFIG", "TORCH", "VENV_HOME")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +67,9 @@ def load(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None
         if given is not None:
             source = item.name.upper() if item.metadata["positional"] else flag(item)
             values[section][item.name] = _parse(item, given, source)
-        elif variable in environ:
+        elif variable in environ and not (item.metadata["secret"] and not environ[variable].strip()):
+            # A variable without a key is one that compose.yaml or a shell passes on unset. It must not put
+            # aside the keys of the file.
             values[section][item.name] = _parse(item, environ[variable], variable)
         elif item.name in from_file:
             source = f"{item.name} in the configuration file"
@@ -73,6 +78,23 @@ def load(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None
     for problem in _contradictions(config):
         raise ConfigError(problem)
     return config
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """A sentence for each variable that looks like an option of the server and is none.
+
+    They are no errors: a container engine makes variables of the names of services.
+    """
+    environ = os.environ if environ is None else environ
+    known = [ENV_PREFIX + name for name in _OTHER_VARIABLES]
+    known += [ENV_PREFIX + item.name.upper() for _, item in options()]
+    sentences = []
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, 1, 0.9)
+            hint = f"; is {close[0]} meant?" if close else ""
+            sentences.append(f"the variable {name} is ignored: there is no such option{hint}")
+    return sentences
 
 
 def _contradictions(config: Config) -> list[str]:
@@ -106,17 +128,23 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
         raise ConfigError(f"--config: {path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"--config: {path} must hold a mapping of option names to values.")
-    data = {str(key).replace("-", "_"): value for key, value in data.items()}
-    unknown = sorted(set(data) - {item.name for _, item in options()})
+    named = {str(key).replace("-", "_"): value for key, value in data.items()}
+    unknown = sorted(set(named) - {item.name for _, item in options()})
     if unknown:
         raise ConfigError(f"--config: {path} has unknown options: {', '.join(unknown)}.")
-    return data
+    if len(named) < len(data):
+        twice = sorted(name for name in named if name in data and name.replace("_", "-") in data)
+        raise ConfigError(f"--config: {path} has options twice: {', '.join(twice)}.")
+    return named
 
 
 def _parse(item: Field[Any], given: Any, source: str) -> Any:
     meta = item.metadata
     if given is None:
         return item.default
+    if meta["secret"] and not all(isinstance(one, str) for one in _each(given)):
+        # 0123 is 83 in YAML, and so the key that everybody must guess would not be the one that is written.
+        raise ConfigError(f"{source}: a key must be in quotes.")
     if meta["kind"] == "list" and isinstance(given, list):
         given = ",".join(map(str, given))
     if isinstance(given, list | dict):
@@ -127,6 +155,12 @@ def _parse(item: Field[Any], given: Any, source: str) -> Any:
         raise ConfigError(f"{source}: {error}.") from error
     if meta["choices"] and value not in meta["choices"]:
         raise ConfigError(f"{source}: {value!r} is not one of {', '.join(meta['choices'])}.")
+    if meta["secret"] and not value:
+        raise ConfigError(f"{source}: no key is given; leave it out to let everybody use the server.")
     if meta["minimum"] is not None and value < meta["minimum"]:
         raise ConfigError(f"{source}: {value} is below the minimum of {meta['minimum']}.")
     return value
+
+
+def _each(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]

@@ -181,7 +181,7 @@ class EngineCore:
         try:
             self._scheduler.add(Request(frontend, request))
         except RequestFailed as error:
-            logger.warning("refused: %s", error)
+            logger.warning("a request of frontend %d is refused: %s", frontend, error)
             self._end(frontend, [request.stream], Finish.ERROR)
 
     def _hand_over(self, frontend: int, incarnation: int) -> None:

@@ -17,6 +17,7 @@ from streamserve.supervisor.launcher import ChildModules, Launcher
 from streamserve.supervisor.listener import bind, url_of
 from streamserve.supervisor.segments import SharedState
 from streamserve.supervisor.supervisor import Supervisor
+from streamserve.supervisor.surroundings import raise_descriptor_limit, warn_of_surprises
 from streamserve.supervisor.watch import Watch
 
 
@@ -28,7 +29,9 @@ def serve(config: Config) -> int:
     """
     configure_logging("supervisor", config.server.log_level, config.server.log_format)
     config = dataclasses.replace(config, auth=with_key_files(config.auth))
+    raise_descriptor_limit()
     with bind(config.server.host, config.server.port) as listener:
+        warn_of_surprises(config.auth, listener)
         return supervise(config, listener)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from streamserve.worker.control_groups import group_folders
+
 # A control group without a limit reads as a number near 2**63 (version 1) or as "max" (version 2).
 _NO_LIMIT = 1 << 60
 
@@ -15,7 +17,9 @@ def available_bytes(root: Path = Path("/")) -> int:
         root: where `proc` and `sys` are found.
     """
     candidates = [_machine_available(root)]
-    candidates += [room for folder in _cgroup_folders(root) if (room := _cgroup_room(folder)) is not None]
+    candidates += [
+        room for folder in group_folders(root, "memory") if (room := _cgroup_room(folder)) is not None
+    ]
     return max(0, min(candidates))
 
 
@@ -28,26 +32,6 @@ def _machine_available(root: Path) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return _NO_LIMIT
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """The process's memory control groups with all their parents: each of them may hold a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount = root / "sys/fs/cgroup"
-        elif "memory" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/memory"
-        else:
-            continue
-        parts = Path(path.lstrip("/")).parts
-        folders += [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-    return folders
 
 
 def _cgroup_room(folder: Path) -> int | None:

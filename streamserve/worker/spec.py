@@ -24,7 +24,7 @@ class WorkerSpec:
         block_size: tokens in a KV cache block.
         kv_cache_memory: bytes for the KV cache; None works it out from the free memory.
         num_blocks_override: exact number of KV cache blocks, whatever the memory.
-        cpu_threads: threads of the model on a CPU; 0 is one for a small model, else torch's own choice.
+        cpu_threads: threads of the model on a CPU; 0 is one for a small model, else one a granted core.
         cudagraph_mode: name of a `CUDAGraphMode`; None is FULL_AND_PIECEWISE on CUDA and NONE elsewhere.
             Where there is no CUDA, graphs are emulated: good for proving things, and slow.
         cudagraph_capture_sizes: token counts that graphs are captured for; empty chooses.

@@ -25,6 +25,7 @@ from streamserve.worker.graphs.build import build_graphs, graph_devices, request
 from streamserve.worker.graphs.lazy import LazyCapture
 from streamserve.worker.graphs.mode import RuntimeMode
 from streamserve.worker.graphs.runner import GraphCounters, GraphRunner
+from streamserve.worker.host_cores import usable_cores
 from streamserve.worker.inductor import Compilation
 from streamserve.worker.kv_cache import allocate, block_bytes, choose_num_blocks
 from streamserve.worker.link import open_link
@@ -276,6 +277,10 @@ def _set_threads(spec: WorkerSpec, config: DecoderConfig, device: torch.device) 
         torch.set_num_threads(_checked_threads(spec.cpu_threads))
     elif device.type == "cpu" and _layer_weights(config) < _LEAST_SHARED_WEIGHTS:
         torch.set_num_threads(1)
+    elif device.type == "cpu" and (cores := usable_cores()) < torch.get_num_threads():
+        # Torch asks which cores it may run on, and not how much of their time a container is granted.
+        logger.info("threads of the model: %d, as many as cores are granted", cores)
+        torch.set_num_threads(cores)
 
 
 def _layer_weights(config: DecoderConfig) -> int:

@@ -223,6 +223,28 @@ def test_the_default_model_is_found_in_its_package_without_importing_it(
     assert "packaged_model" not in sys.modules
 
 
+def test_requests_that_say_nothing_are_sampled_as_the_package_advises(
+    gguf_file: GgufFile, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "advised_model"
+    package.mkdir(parents=True)
+    file = gguf_file().rename(package / "weights.gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    advice = {"temperature": 0.25, "top_p": 0.5}
+
+    def generation_config(model: str) -> dict[str, object]:
+        folder = resolve_model(ModelConfig(model=model), silent, environ).path
+        return json.loads((folder / "generation_config.json").read_text())
+
+    for sampling in ({}, advice):
+        entry = PackagedModel("weights", "advised-model", "advised_model", "weights.gguf", sampling)
+        monkeypatch.setitem(ALIASES, DEFAULT_ALIAS, entry)
+        by_name = generation_config(DEFAULT_ALIAS)
+        assert {name: by_name[name] for name in by_name.keys() & advice.keys()} == sampling
+    # The file by itself is another entry of the cache.
+    assert not generation_config(str(file)).keys() & advice.keys()
+
+
 def test_a_missing_package_comes_with_the_command_that_installs_it(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

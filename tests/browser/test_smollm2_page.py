@@ -52,8 +52,8 @@ def test_the_text_grows_while_one_watches(chat, transport):
 
 def test_it_knows_its_capital_and_is_stopped(chat, server):
     chat.set(Temperature="0", Max_tokens="30")
-    chat.say("What is the capital of France?")
-    chat.page.locator(".markdown", has_text="Paris").wait_for()
+    chat.say("What is the capital of Japan?")
+    chat.page.locator(".markdown", has_text="Tokyo").wait_for()
     chat.until_answered()
     chat.set(Max_tokens="")
     chat.page.get_by_role("button", name="New chat").click()

@@ -68,6 +68,10 @@ class TestCompose:
     def test_the_server_has_the_time_to_stop(self) -> None:
         assert seconds(COMPOSE["services"]["streamserve"]["stop_grace_period"]) >= LONGEST_STOP_S
 
+    def test_all_of_it_is_there_again_after_a_reboot(self) -> None:
+        """A server that was told to stop has ended with 0, which is no failure."""
+        assert {service["restart"] for service in COMPOSE["services"].values()} == {"unless-stopped"}
+
     def test_no_shared_memory_is_asked_for(self) -> None:
         for service in COMPOSE["services"].values():
             assert not {"ipc", "shm_size", "privileged", "network_mode"} & service.keys()
@@ -130,6 +134,12 @@ class TestKubernetes:
         before_s = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
         longer = drain_s - SupervisorConfig().drain_timeout
         assert pod()["terminationGracePeriodSeconds"] >= before_s + longer + LONGEST_STOP_S
+
+    def test_it_computes_on_what_it_requests(self) -> None:
+        resources = container()["resources"]
+        assert "cpu" not in resources["limits"]
+        (threads,) = [one["value"] for one in container()["env"] if one["name"].endswith("CPU_THREADS")]
+        assert threads == resources["requests"]["cpu"]
 
     def test_the_service_does_not_become_an_option(self) -> None:
         """Kubernetes tells pods of services by variables, and NAME_PORT would be read as --port."""

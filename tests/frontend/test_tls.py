@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 from websockets.asyncio.client import connect
 
 from streamserve.config import TlsConfig
@@ -67,9 +68,11 @@ def test_client_certificates_can_be_required(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ssl_certfile": "/nowhere/x.pem"}, "--ssl-certfile"),
+        ({"ssl_certfile": "/nowhere/x.pem"}, "--ssl-certfile: cannot read /nowhere/x.pem: No such file"),
+        ({"ssl_keyfile": "/nowhere/x.pem"}, "--ssl-keyfile: cannot read /nowhere/x.pem"),
         ({"ssl_keyfile": __file__}, "--ssl-keyfile"),
-        ({"ssl_ca_certs": "/nowhere/x.pem"}, "--ssl-ca-certs"),
+        ({"ssl_ca_certs": "/nowhere/x.pem"}, "--ssl-ca-certs: cannot read"),
+        ({"ssl_ca_certs": __file__}, "--ssl-ca-certs"),
         ({"ssl_ciphers": "NONE-SUCH"}, "--ssl-ciphers"),
     ],
 )
@@ -80,3 +83,20 @@ def test_files_that_are_no_use_are_named(
     options: dict[str, Any] = {"ssl_keyfile": tls.ssl_keyfile, "ssl_certfile": tls.ssl_certfile, **changes}
     with pytest.raises(ConfigError, match=words):
         server_context(TlsConfig(**options))
+
+
+def test_a_passphrase_is_not_asked_for(certificate: tuple[trustme.CA, TlsConfig], tmp_path: Path) -> None:
+    """OpenSSL would ask the terminal, and nobody be told why the server does not start."""
+    _, tls = certificate
+    assert tls.ssl_keyfile is not None
+    key = serialization.load_pem_private_key(Path(tls.ssl_keyfile).read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(ConfigError, match="--ssl-keyfile: the private key has a passphrase"):
+        server_context(TlsConfig(str(locked), tls.ssl_certfile))
