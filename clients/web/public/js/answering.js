@@ -1,6 +1,10 @@
 /** One answer while it is being made: from the request, over all waiting, to its end. */
 
-import { ConnectionLost, Problem, sleep, untilReady } from "./server.js";
+import { Clock } from "./clock.js";
+import { Pacing } from "./pacing.js";
+import { ConnectionLost, Problem, remove, sleep, untilReady } from "./server.js";
+import { newId } from "./store.js";
+import { streamPath } from "./transport_sse.js";
 
 /** @typedef {import("./types.js").Body} Body */
 /** @typedef {import("./types.js").Chunk} Chunk */
@@ -10,6 +14,7 @@ import { ConnectionLost, Problem, sleep, untilReady } from "./server.js";
  * Why nothing comes yet.
  *
  * @typedef {{kind: "queue"}
+ *   | {kind: "reconnecting"}
  *   | {kind: "busy", secondsLeft: number}
  *   | {kind: "unready", status: import("./server.js").Status}} Waiting
  */
@@ -25,13 +30,15 @@ export class Answering {
   #pause = null;
   #savedMs = 0;
   #numTries = 0;
+  #pacing = new Pacing();
+  #requestId = newId();
   /** @type {Waiting | null} */
   waiting = { kind: "queue" };
 
   /**
    * @param {object} given
    * @param {Message} given.message  the answer; its text is added to
-   * @param {Body} given.body
+   * @param {Body | null} given.body  none if the answer is taken up where another page has left it
    * @param {import("./types.js").Transport} given.transport
    * @param {() => Promise<boolean>} given.askKey  whether there is another key now
    * @param {() => void} given.changed  called whenever message or `waiting` have changed
@@ -42,8 +49,11 @@ export class Answering {
     this.#given = given;
   }
 
+  /** Closing the connection would not end a stream that is kept, so it is ended by name too. */
   stop() {
+    const { stream } = this.message;
     this.#abort.abort();
+    if (stream) remove(streamPath(stream.id));
   }
 
   /** Ends a pause before the next try. */
@@ -62,29 +72,35 @@ export class Answering {
         await this.#stream();
         break;
       } catch (error) {
-        const isRetried = message.content === before && !this.#abort.signal.aborted && (await this.#mend(error));
-        if (isRetried) continue;
+        if (!this.#abort.signal.aborted && (await this.#goOn(error, message.content === before))) continue;
         this.#fail(error);
         break;
       }
     }
     clearInterval(heartbeat);
     this.waiting = null;
+    message.stream = null;
     this.#given.save();
     this.#given.changed();
   }
 
   async #stream() {
-    const { message, body, transport, changed } = this.#given;
-    const clock = new Clock(message.speed);
-    this.waiting = { kind: "queue" };
+    const { message, changed } = this.#given;
+    const clock = new Clock(message.speed, message.stream?.numTokens ?? 0);
+    if (this.waiting?.kind !== "reconnecting") this.waiting = { kind: "queue" };
     message.state = "streaming";
     message.problem = null;
-    changed();
     /** @type {string | null} */
     let finish = null;
-    for await (const chunk of transport(body, this.#abort.signal)) {
-      const choice = chunk.choices[0];
+    const events = this.#events();
+    changed();
+    for await (const { stream, number, chunk } of events) {
+      this.#pacing.progress();
+      // Text and mark change together, so that what is saved fits.
+      const numTokens = chunk?.usage?.completion_tokens ?? message.stream?.numTokens ?? 0;
+      message.stream = stream ? { id: stream, after: number, numTokens, isKept: true } : null;
+      if (this.waiting?.kind === "reconnecting") this.waiting = message.content ? null : { kind: "queue" };
+      const choice = chunk?.choices[0];
       const text = choice?.delta?.content ?? "";
       if (text) {
         this.waiting = null;
@@ -92,11 +108,58 @@ export class Answering {
       }
       if (choice?.logprobs?.content) addChances(message, choice.logprobs.content);
       finish = choice?.finish_reason ?? finish;
-      message.speed = clock.tick(Boolean(text), chunk.usage?.completion_tokens);
+      message.speed = clock.tick(Boolean(text), chunk?.usage?.completion_tokens);
       this.#saveSometimes();
       changed();
     }
     message.state = finish === "length" ? "length" : finish === "abort" ? "stopped" : "done";
+  }
+
+  /** @returns {AsyncGenerator<import("./types.js").StreamEvent, void>} of a new stream, or the rest of one */
+  #events() {
+    const { message, body, transport } = this.#given;
+    const { signal } = this.#abort;
+    if (message.stream) return transport.resume(message.stream, signal);
+    if (!body) throw new ConnectionLost();
+    // Its name is known before its answer comes, and if that never comes.
+    message.stream = { id: `chatcmpl-${this.#requestId}`, after: 0, numTokens: 0, isKept: false };
+    return transport.begin(body, this.#requestId, signal);
+  }
+
+  /**
+   * @param {unknown} error
+   * @param {boolean} isUntouched  nothing of the answer has come
+   * @returns {Promise<boolean>} whether to try again, as the message's `stream` says
+   */
+  async #goOn(error, isUntouched) {
+    const { message, body } = this.#given;
+    const { stream } = message;
+    const problem = error instanceof Problem ? error : null;
+    if (problem?.code === "stream_exists" && stream) {
+      // The request had come before, and what was lost was its answer.
+      stream.isKept = true;
+      return true;
+    }
+    if (stream?.isKept) {
+      if (problem?.status === 401) return this.#mend(error);
+      const mayBeThere = problem ? isTransient(problem) : error instanceof ConnectionLost;
+      if (mayBeThere && this.#pacing.isWorthIt) return this.#comeBack(problem?.retryAfterS ?? 0);
+    }
+    if (problem) message.stream = null;
+    if (!isUntouched || !body) return false;
+    if (!problem || !isGone(problem)) return this.#mend(error);
+    // A stream whose beginning is gone has used its name up.
+    if (problem.code !== "stream_not_found") this.#requestId = newId();
+    return true;
+  }
+
+  /** @param {number} retryAfterS  @returns {Promise<boolean>} false if it is stopped meanwhile */
+  async #comeBack(retryAfterS) {
+    this.#wait({ kind: "reconnecting" });
+    return this.#pacing.pause(retryAfterS, this.#abort.signal).then(
+      () => true,
+      () => false,
+    );
   }
 
   #saveSometimes() {
@@ -158,10 +221,21 @@ export class Answering {
     if (this.#abort.signal.aborted) {
       message.state = "stopped";
     } else {
-      message.state = error instanceof ConnectionLost ? "lost" : "failed";
+      const isLost = error instanceof ConnectionLost || (error instanceof Problem && isGone(error));
+      message.state = isLost ? "lost" : "failed";
       message.problem = error instanceof Error ? error.message : String(error);
     }
   }
+}
+
+/** @param {Problem} problem  @returns {boolean} whether the stream may be there all the same */
+function isTransient({ status, endsStream }) {
+  return !endsStream && (status === 429 || (status >= 502 && status <= 504));
+}
+
+/** @param {Problem} problem  @returns {boolean} whether the stream cannot be come back to */
+function isGone({ code }) {
+  return code === "stream_not_found" || code === "events_gone" || code === "stream_taken";
 }
 
 /**
@@ -172,37 +246,5 @@ function addChances(message, tokens) {
   message.chances ??= [];
   for (const { token, logprob, top_logprobs } of tokens) {
     message.chances.push({ token, logprob, top: top_logprobs.map((each) => ({ token: each.token, logprob: each.logprob })) });
-  }
-}
-
-/** Times one stream, on top of what an answer that is continued took already. */
-class Clock {
-  #startedMs = performance.now();
-  /** @type {{atMs: number, tokens: number} | null} */
-  #first = null;
-  #numTokens = 0;
-
-  /** @param {import("./types.js").Speed | null} before */
-  constructor(before) {
-    this.before = before;
-  }
-
-  /**
-   * @param {boolean} hasText
-   * @param {number | undefined} numTokens  of this stream so far, where the server says so
-   * @returns {import("./types.js").Speed | null}
-   */
-  tick(hasText, numTokens) {
-    const now = performance.now();
-    this.#numTokens = numTokens ?? this.#numTokens;
-    if (!this.#first && hasText) this.#first = { atMs: now, tokens: this.#numTokens };
-    if (!this.#first) return this.before;
-    const gained = this.#numTokens - this.#first.tokens;
-    return {
-      firstTokenMs: this.before?.firstTokenMs ?? this.#first.atMs - this.#startedMs,
-      numTokens: (this.before?.numTokens ?? 0) + this.#numTokens,
-      timedTokens: (this.before?.timedTokens ?? 0) + gained,
-      timedMs: (this.before?.timedMs ?? 0) + (gained > 0 ? now - this.#first.atMs : 0),
-    };
   }
 }

@@ -13,7 +13,7 @@ import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { ThreadView } from "./thread_view.js";
 import { toast } from "./toast.js";
-import { streamOverSse } from "./transport_sse.js";
+import { overSse } from "./transport_sse.js";
 import { webSocketTransport } from "./transport_websocket.js";
 import { versionsByParent } from "./tree.js";
 
@@ -41,8 +41,7 @@ async function start(store) {
   const conversations = new Conversations(store, {
     defaults: preferences,
     wishes: () => ({ model: picker.value, wantsChances: preferences().wantsChances }),
-    transport: (body, signal) =>
-      preferences().transport === "websocket" ? overWebSocket(body, signal) : streamOverSse(body, signal),
+    transport: () => (preferences().transport === "websocket" ? overWebSocket : overSse),
     askKey,
     changed: () => {
       if (isDrawPending) return;

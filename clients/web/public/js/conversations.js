@@ -3,21 +3,14 @@
 import { Answering } from "./answering.js";
 import { requestBody, titleOf } from "./request.js";
 import { newId } from "./store.js";
+import { STALE_MS, Tab } from "./tab.js";
 import { leafUnder, pathTo, versionsByParent } from "./tree.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
 
-// An answer that its tab has not saved for so long has nobody who writes it.
-const STALE_MS = 6000;
-
-/** @returns {string} this tab, over reloads too */
-function tabId() {
-  const name = "streamserve.tab";
-  const id = sessionStorage.getItem(name) ?? newId();
-  sessionStorage.setItem(name, id);
-  return id;
-}
+// Far longer than any server keeps a stream that nobody reads.
+const FRESH_MS = 3_600_000;
 
 export class Conversations {
   /** @type {Conversation[]} */
@@ -30,14 +23,14 @@ export class Conversations {
   #live = new Map();
   /** @type {Set<Conversation>} */
   #unstored = new Set();
-  #tab = tabId();
+  #tab = new Tab();
 
   /**
    * @param {import("./store.js").Store} store
    * @param {object} around
    * @param {() => {system: string, sampling: import("./types.js").Sampling}} around.defaults  of new ones
    * @param {() => {model: string, wantsChances: boolean}} around.wishes
-   * @param {import("./types.js").Transport} around.transport
+   * @param {() => import("./types.js").Transport} around.transport
    * @param {() => Promise<boolean>} around.askKey
    * @param {() => void} around.changed
    */
@@ -50,6 +43,8 @@ export class Conversations {
       stopped: (message) => this.#live.get(message)?.stop(),
     });
     addEventListener("pagehide", () => this.#leave());
+    // A page that a browser has put aside and shows again has no connections any more.
+    addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
   }
 
   /** @returns {Conversation} one that nobody has said anything in yet; it is kept once somebody does */
@@ -85,8 +80,11 @@ export class Conversations {
 
   /** @param {string | null} id  opened if it is there, once what is kept has been read */
   async load(id) {
+    await this.#tab.isHere;
     this.list = await this.store.conversations();
     await this.open(id);
+    const since = Date.now() - FRESH_MS;
+    for (const each of this.list) if (each.updatedAt > since && each.id !== id) await this.#read(each.id);
   }
 
   begin() {
@@ -177,7 +175,7 @@ export class Conversations {
 
   /** @param {Message} answer  goes on where it stopped */
   async resume(answer) {
-    answer.owner = this.#tab;
+    answer.owner = this.#tab.id;
     await this.#run(answer, this.#body(pathTo(this.messages, answer.id), true));
   }
 
@@ -223,7 +221,7 @@ export class Conversations {
       content,
       createdAt: now,
       state: "done",
-      owner: this.#tab,
+      owner: this.#tab.id,
       savedAt: now,
       problem: null,
       model: this.around.wishes().model,
@@ -232,12 +230,12 @@ export class Conversations {
     };
   }
 
-  /** @param {Message} message @param {import("./types.js").Body} body */
+  /** @param {Message} message @param {import("./types.js").Body | null} body */
   async #run(message, body) {
     const answering = new Answering({
       message,
       body,
-      transport: this.around.transport,
+      transport: this.around.transport(),
       askKey: this.around.askKey,
       changed: this.around.changed,
       save: () => this.#save(message),
@@ -268,17 +266,26 @@ export class Conversations {
 
   /** @param {string} id @returns {Promise<Map<string, Message>>} what is kept, and what this tab is adding to it */
   async #read(id) {
-    const now = Date.now();
     const messages = new Map((await this.store.messages(id)).map((message) => [message.id, message]));
     for (const [key, message] of messages) {
-      const own = message.owner === this.#tab ? this.messages.get(key) : undefined;
+      const own = message.owner === this.#tab.id ? this.messages.get(key) : undefined;
       const newer = this.#live.get(key)?.message ?? own;
       if (newer) messages.set(key, newer);
       else if (message.state !== "streaming") continue;
-      else if (message.owner === this.#tab || now - message.savedAt > STALE_MS) message.state = "lost";
-      else setTimeout(() => this.#hear(id), STALE_MS + 1000);
+      else if (!(await this.#tab.isGone(message.owner, message.savedAt))) setTimeout(() => this.#hear(id), STALE_MS + 1000);
+      else if (message.stream) this.#takeUp(message);
+      else message.state = "lost";
     }
     return messages;
+  }
+
+  /** @param {Message} left  an answer whose page is gone, and whose stream may go on */
+  async #takeUp(left) {
+    const message = await this.store.claim(left, this.#tab.id);
+    if (!message?.stream) return;
+    message.stream.isKept = true;
+    if (message.conversation === this.current.id) this.messages.set(message.id, message);
+    await this.#run(message, null);
   }
 
   /** @param {string} id  what another tab has changed */
@@ -299,15 +306,17 @@ export class Conversations {
       this.list = list.map((each) => (each.id === id ? this.current : each));
       // What this tab has added meanwhile may not have been stored when they were read.
       for (const [key, message] of this.messages) {
-        if (!messages.has(key) && message.owner === this.#tab) messages.set(key, message);
+        if (!messages.has(key) && message.owner === this.#tab.id) messages.set(key, message);
       }
       this.messages = messages;
     }
     this.around.changed();
   }
 
-  /** The page goes away, and its answers with it. */
+  /** The page goes away. Its answers go with it, or can be taken up by the next page. */
   #leave() {
-    for (const { message } of this.#live.values()) this.#save({ ...message, state: "lost" });
+    for (const { message } of this.#live.values()) {
+      this.store.save({ ...message, state: message.stream ? "streaming" : "lost", savedAt: 0 });
+    }
   }
 }

@@ -3,10 +3,14 @@
 import { ConnectionLost } from "./server.js";
 import { EventParser } from "./sse.js";
 
+// The server sends something, a comment if need be, far more often than that: a longer silence is that of a server
+// or a network that went away without a word.
+const SILENCE_MS = 60_000;
+
 /**
  * @param {Response} response
  * @param {AbortSignal} signal
- * @returns {AsyncGenerator<string, void>} the data of each event
+ * @returns {AsyncGenerator<import("./sse.js").ServerEvent, void>} ends with the response, or when it falls silent
  * @throws {ConnectionLost}
  */
 export async function* eventsOf(response, signal) {
@@ -16,9 +20,13 @@ export async function* eventsOf(response, signal) {
   const parser = new EventParser();
   try {
     for (;;) {
-      const { done, value } = await reader.read().catch((error) => {
-        throw signal.aborted ? error : new ConnectionLost();
-      });
+      const silence = setTimeout(() => reader.cancel().catch(() => {}), SILENCE_MS);
+      const { done, value } = await reader
+        .read()
+        .catch((error) => {
+          throw signal.aborted ? error : new ConnectionLost();
+        })
+        .finally(() => clearTimeout(silence));
       if (done) return;
       yield* parser.push(decoder.decode(value, { stream: true }));
     }

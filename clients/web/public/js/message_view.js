@@ -4,7 +4,7 @@ import { announce } from "./announcer.js";
 import { chancesView } from "./chances_view.js";
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
-import { endNotice, waitingNotice } from "./notices.js";
+import { endNotice, RECONNECTING, waitingNotice } from "./notices.js";
 import { speedParts } from "./numbers.js";
 
 /** @typedef {import("./types.js").Message} Message */
@@ -172,6 +172,7 @@ export class AnswerView extends MessageView {
     const drawn = JSON.stringify([waiting, message.state, message.problem, isOver, message.content === ""]);
     if (drawn === this.#drawnBelow) return;
     this.#drawnBelow = drawn;
+    if (waiting?.kind === "reconnecting") announce(RECONNECTING);
     const focused = this.#below.contains(document.activeElement);
     const offers = { resume: () => this.deeds.resume(this.message), again: () => this.deeds.regenerate(this.message) };
     const retry = { label: "Try now", click: () => this.deeds.retryNow(this.message) };

@@ -16,6 +16,8 @@ const STATUSES = {
   unreachable: "The server cannot be reached. Trying again until it answers.",
 };
 
+export const RECONNECTING = "Reconnecting…";
+
 /**
  * @param {string} symbol
  * @param {string} text
@@ -59,6 +61,7 @@ export function waitingNotice(waiting, retry) {
     dots.append(el("i"), el("i"), el("i"));
     return dots;
   }
+  if (waiting.kind === "reconnecting") return el("p", { class: "reconnecting" }, icon("again"), RECONNECTING);
   if (waiting.kind === "busy") {
     const text = `The server is busy. Trying again in ${waiting.secondsLeft} s.`;
     return notice("clock", text, [retry]);

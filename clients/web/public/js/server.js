@@ -16,6 +16,8 @@ export class Problem extends Error {
     this.status = status;
     this.code = error.code ?? "";
     this.retryAfterS = retryAfterS;
+    /** Whether it is the last event of a stream, and not the answer to a request. */
+    this.endsStream = false;
   }
 
   /** Whether the same request is likely to be taken later. */
@@ -87,18 +89,25 @@ async function problemOf(response) {
  * @param {string} path
  * @param {unknown} body
  * @param {AbortSignal} signal
+ * @param {Record<string, string>} [headers]
  */
-export function post(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+export function post(path, body, signal, headers = {}) {
+  const all = { ...headers, "Content-Type": "application/json" };
+  return request(path, { method: "POST", headers: all, body: JSON.stringify(body), signal });
 }
 
 /**
  * @param {string} path
  * @param {AbortSignal} signal
+ * @param {Record<string, string>} [headers]
  */
-export function get(path, signal) {
-  return request(path, { signal });
+export function get(path, signal, headers = {}) {
+  return request(path, { signal, headers });
+}
+
+/** @param {string} path  requested even if the page goes away meanwhile; what comes of it is not told */
+export function remove(path) {
+  request(path, { method: "DELETE", keepalive: true }).catch(() => {});
 }
 
 /** @returns {Promise<{id: string, maxLength: number | null}[]>} what can be talked to */

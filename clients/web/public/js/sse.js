@@ -1,13 +1,16 @@
+/** @typedef {{data: string, id: string}} ServerEvent  the id is that of the last event which had one */
+
 /** Reads server-sent events out of text that comes in pieces of any size. */
 export class EventParser {
   #rest = "";
   /** @type {string[]} */
   #data = [];
+  #id = "";
   #isFirst = true;
 
   /**
    * @param {string} text  the next piece
-   * @returns {string[]} the data of the events that it completes
+   * @returns {ServerEvent[]} the events that it completes
    */
   push(text) {
     if (this.#isFirst && text) {
@@ -22,12 +25,14 @@ export class EventParser {
     const events = [];
     for (const line of lines) {
       if (line === "") {
-        if (this.#data.length) events.push(this.#data.join("\n"));
+        if (this.#data.length) events.push({ data: this.#data.join("\n"), id: this.#id });
         this.#data = [];
       } else if (line.startsWith("data:")) {
         this.#data.push(line.slice(line[5] === " " ? 6 : 5));
       } else if (line === "data") {
         this.#data.push("");
+      } else if (line.startsWith("id:")) {
+        this.#id = line.slice(line[3] === " " ? 4 : 3);
       }
     }
     return events;

@@ -123,6 +123,24 @@ export class Store {
     this.#tell(message.conversation);
   }
 
+  /**
+   * Makes an unfinished answer this tab's own, if it is as it was when it was looked at: of several tabs one does so.
+   *
+   * @param {Message} seen
+   * @param {string} owner
+   * @returns {Promise<Message | null>} null if another one was faster
+   */
+  async claim({ id, owner: before, savedAt }, owner) {
+    const table = this.#table("messages", "readwrite");
+    /** @type {Message | undefined} */
+    const now = await result(table.get(id));
+    if (now?.state !== "streaming" || now.owner !== before || now.savedAt !== savedAt) return null;
+    const claimed = { ...now, owner, savedAt: Date.now() };
+    await result(table.put(claimed));
+    this.#tell(claimed.conversation);
+    return claimed;
+  }
+
   /** @param {number} before  what was deleted earlier than that is gone for good */
   async purge(before) {
     const transaction = this.#database.transaction(["conversations", "messages"], "readwrite");

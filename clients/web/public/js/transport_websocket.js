@@ -4,22 +4,32 @@ import { Queue } from "./queue.js";
 import { address, ConnectionLost, key, models, Problem } from "./server.js";
 
 /** @typedef {import("./types.js").Chunk} Chunk */
+/** @typedef {import("./types.js").StreamEvent} StreamEvent */
 
 const SUBPROTOCOL = "streamserve";
 const KEY_SUBPROTOCOL = "openai-insecure-api-key.";
 
+// The server's own pings are not seen here. The page asks before it takes silence for the end.
+const PING_MS = 20_000;
+const SILENCE_MS = 60_000;
+
 /**
  * @typedef {object} Told  what the server says
  * @property {number} [id]
- * @property {"chunk" | "done" | "error" | "pong"} type
+ * @property {number} [n]
+ * @property {"accepted" | "chunk" | "done" | "error" | "pong"} type
+ * @property {string} [stream]
  * @property {Chunk} [chunk]
  * @property {{message: string, code: string, status: number, retry_after?: number}} [error]
  */
 
 class Connection {
-  /** @type {Map<number, Queue<Chunk>>} */
+  /** @type {Map<number, Queue<StreamEvent>>} */
   #streams = new Map();
+  /** @type {Map<number, string>} */
+  #names = new Map();
   #lastId = 0;
+  #heardMs = performance.now();
   #socket;
   /** @type {Promise<void>} */
   isOpen;
@@ -31,12 +41,13 @@ class Connection {
     url.protocol = url.protocol.replace("http", "ws");
     const subprotocols = withKey ? [SUBPROTOCOL, KEY_SUBPROTOCOL + withKey] : [];
     const socket = (this.#socket = new WebSocket(url, subprotocols));
+    const watch = setInterval(() => this.#watch(), PING_MS);
     this.isOpen = new Promise((resolve, reject) => {
       socket.onopen = () => resolve();
       socket.onclose = () => {
-        const lost = new ConnectionLost();
-        reject(lost);
-        for (const queue of this.#streams.values()) queue.close(lost);
+        clearInterval(watch);
+        reject(new ConnectionLost());
+        this.#lose();
       };
     });
     socket.onmessage = (event) => this.#hear(JSON.parse(event.data));
@@ -50,33 +61,64 @@ class Connection {
     this.#socket.close();
   }
 
-  /** @param {Told} told */
-  #hear(told) {
-    const queue = this.#streams.get(told.id ?? 0);
-    if (!queue) return;
-    if (told.type === "chunk" && told.chunk) queue.put(told.chunk);
-    else if (told.type === "done") queue.close();
-    else if (told.error) queue.close(new Problem(told.error.status, told.error, told.error.retry_after));
+  #watch() {
+    if (this.#streams.size === 0 || this.#socket.readyState !== WebSocket.OPEN) {
+      this.#heardMs = performance.now();
+    } else if (performance.now() - this.#heardMs > SILENCE_MS) {
+      // The closing handshake will not be answered either.
+      this.#lose();
+      this.close();
+    } else {
+      this.#say({ type: "ping" });
+    }
   }
 
-  /** @type {import("./types.js").Transport} */
-  async *stream(body, signal) {
+  #lose() {
+    for (const queue of this.#streams.values()) queue.close(new ConnectionLost());
+  }
+
+  /** @param {Told} told */
+  #hear(told) {
+    this.#heardMs = performance.now();
+    const { id = 0, n: number = 0 } = told;
+    const queue = this.#streams.get(id);
+    if (!queue) return;
+    if (told.type === "accepted" && told.stream) this.#names.set(id, told.stream);
+    const stream = this.#names.get(id) ?? null;
+    if (told.type === "accepted") queue.put({ stream, number, chunk: null });
+    else if (told.type === "chunk" && told.chunk) queue.put({ stream, number, chunk: told.chunk });
+    else if (told.type === "done") queue.close();
+    else if (told.error) {
+      const problem = new Problem(told.error.status, told.error, told.error.retry_after);
+      queue.close(Object.assign(problem, { endsStream: number > 0 }));
+    }
+  }
+
+  /**
+   * @param {object} message  that asks for a stream
+   * @param {string | null} name  of the stream, where it is known before
+   * @param {AbortSignal} signal
+   * @returns {AsyncGenerator<StreamEvent, void>}
+   */
+  async *stream(message, name, signal) {
     if (this.#socket.readyState !== WebSocket.OPEN) throw new ConnectionLost();
     const id = ++this.#lastId;
-    /** @type {Queue<Chunk>} */
+    /** @type {Queue<StreamEvent>} */
     const queue = new Queue();
     this.#streams.set(id, queue);
+    if (name) this.#names.set(id, name);
     const cancel = () => {
       this.#say({ type: "cancel", id });
       queue.close(signal.reason);
     };
     signal.addEventListener("abort", cancel, { once: true });
-    this.#say({ type: "create", id, endpoint: "chat.completions", body });
+    this.#say({ ...message, id });
     try {
       yield* queue.items();
     } finally {
       signal.removeEventListener("abort", cancel);
       this.#streams.delete(id);
+      this.#names.delete(id);
     }
   }
 
@@ -91,7 +133,8 @@ export function webSocketTransport() {
   /** @type {Connection | null} */
   let connection = null;
 
-  return async function* stream(body, signal) {
+  /** @param {AbortSignal} signal */
+  async function connected(signal) {
     if (!connection?.isUsable || connection.key !== key.value) {
       connection?.close();
       connection = new Connection(key.value);
@@ -105,6 +148,19 @@ export function webSocketTransport() {
       throw error;
     }
     signal.throwIfAborted();
-    yield* opened.stream(body, signal);
+    return opened;
+  }
+
+  return {
+    async *begin(body, requestId, signal) {
+      const options = { .../** @type {object} */ (body.stream_options), resumable: true };
+      const asked = { ...body, request_id: requestId, stream_options: options };
+      const message = { type: "create", endpoint: "chat.completions", body: asked };
+      yield* (await connected(signal)).stream(message, null, signal);
+    },
+
+    async *resume({ id, after }, signal) {
+      yield* (await connected(signal)).stream({ type: "resume", stream: id, after }, id, signal);
+    },
   };
 }

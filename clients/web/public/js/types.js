@@ -40,6 +40,7 @@
  * @property {string} model
  * @property {Speed | null} speed
  * @property {TokenChance[] | null} chances
+ * @property {Mark | null} [stream]  what the server makes of it, while it does and can be asked again
  *
  * @typedef {object} Chunk  a chunk of a streamed chat completion
  * @property {{
@@ -50,8 +51,23 @@
  * @property {{completion_tokens: number} | null} [usage]
  * @property {{message: string, code?: string}} [error]
  *
+ * @typedef {object} Mark  how far a stream of the server has been read
+ * @property {string} id  of the stream
+ * @property {number} after  the last event that came, from 1
+ * @property {number} numTokens  of the stream up to it
+ * @property {boolean} isKept  the server has said that one can come back to it
+ *
+ * @typedef {object} StreamEvent
+ * @property {string | null} stream  the stream to come back to, if the server keeps it
+ * @property {number} number  of the event in it, from 1; 0 for what is none
+ * @property {Chunk | null} chunk
+ *
  * @typedef {Record<string, unknown>} Body  of a request
- * @typedef {(body: Body, signal: AbortSignal) => AsyncGenerator<Chunk, void>} Transport
+ *
+ * @typedef {object} Transport  a way to the server
+ * @property {(body: Body, requestId: string, signal: AbortSignal) => AsyncGenerator<StreamEvent, void>} begin
+ * @property {(mark: Mark, signal: AbortSignal) => AsyncGenerator<StreamEvent, void>} resume
+ *   with the events after the mark
  */
 
 export {};

@@ -21,7 +21,7 @@ const AGAIN_MS = 500;
 export async function watch(watcher, signal) {
   for (;;) {
     try {
-      for await (const data of eventsOf(await get(PATH, signal), signal)) {
+      for await (const { data } of eventsOf(await get(PATH, signal), signal)) {
         if (data === "[DONE]") break;
         watcher.show(JSON.parse(data));
       }
