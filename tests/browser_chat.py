@@ -13,6 +13,36 @@ LIMIT_MS = PATIENCE_S * 1000
 # A name of this machine for which browsers have fewer functions, as they do for all that has no HTTPS.
 PLAIN_HOST = "plain.test"
 
+# Done once a page, between the page's scripts and the network.
+IGNORE_EOS = """
+(() => {
+  if (window.ignoresEos) return;
+  window.ignoresEos = true;
+  const { fetch } = window;
+  window.fetch = (url, options) => {
+    if (!String(url).includes("/v1/chat/completions")) return fetch(url, options);
+    return fetch(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) });
+  };
+  const { send } = WebSocket.prototype;
+  WebSocket.prototype.send = function (text) {
+    const said = JSON.parse(text);
+    if (said.type === "create") said.body.ignore_eos = true;
+    send.call(this, JSON.stringify(said));
+  };
+})()
+"""
+
+STORED_ANSWERS = """
+async () => {
+  const request = indexedDB.open("streamserve");
+  const database = await new Promise((done) => (request.onsuccess = () => done(request.result)));
+  const all = database.transaction("messages").objectStore("messages").getAll();
+  await new Promise((done) => (all.onsuccess = done));
+  database.close();
+  return all.result.filter((message) => message.role === "assistant").map((message) => message.content);
+}
+"""
+
 
 def events(*texts: str, finish: str | None = "stop", tokens: bool = False) -> bytes:
     """An answer of chunks as server-sent events; without an end if it finishes for no reason."""
@@ -97,28 +127,20 @@ class Chat:
         return asked
 
     def endless(self) -> None:
-        """Has answers go on until they are stopped, whatever the model says, over both transports."""
+        """Has answers go on to their limit, if there is one, whatever the model says, over both transports.
 
-        def over_http(route: Any) -> None:
-            body = {**route.request.post_data_json, "ignore_eos": True}
-            route.continue_(post_data=json.dumps(body))
-
-        def over_socket(route: Any) -> None:
-            server = route.connect_to_server()
-
-            def pass_on(message: str) -> None:
-                said = json.loads(message)
-                if said["type"] == "create":
-                    said["body"]["ignore_eos"] = True
-                server.send(json.dumps(said))
-
-            route.on_message(pass_on)
-
-        self.page.route("**/v1/chat/completions", over_http)
-        self.page.route_web_socket("**/v1/ws", over_socket)
+        A model of random weights may end its answer at any token.
+        """
+        self.page.evaluate(IGNORE_EOS)
+        self.page.add_init_script(IGNORE_EOS)
 
     def set(self, transport: str | None = None, chances: bool | None = None, **fields: str) -> None:
-        """Changes settings: the transport, whether probabilities are wanted, fields by their label."""
+        """Changes settings: the transport, whether probabilities are wanted, fields by their label.
+
+        With a greatest length, answers are that long.
+        """
+        if fields.get("Max_tokens"):
+            self.endless()
         self.page.get_by_role("button", name="Settings", exact=True).click()
         if transport is not None:
             self.page.get_by_label(transport).check()
@@ -137,6 +159,11 @@ class Chat:
     def answers(self) -> list[str]:
         """The texts of the answers that are shown."""
         return self.page.locator(".is-assistant .markdown").all_inner_texts()
+
+    @property
+    def stored_answers(self) -> list[str]:
+        """The texts of all answers that the browser keeps, as the model wrote them."""
+        return self.page.evaluate(STORED_ANSWERS)
 
     @property
     def questions(self) -> list[str]:
