@@ -21,7 +21,8 @@ IGNORE_EOS = """
   const { fetch } = window;
   window.fetch = (url, options) => {
     if (!String(url).includes("/v1/chat/completions")) return fetch(url, options);
-    return fetch(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) });
+    const body = { ...JSON.parse(options.body), ignore_eos: true };
+    return fetch(url, { ...options, body: JSON.stringify(body) });
   };
   const { send } = WebSocket.prototype;
   WebSocket.prototype.send = function (text) {

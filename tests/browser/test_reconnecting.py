@@ -127,7 +127,7 @@ def test_of_several_tabs_one_goes_on(far, proxy, whole):
         other.until_answered()
     assert [other.stored_answers for other in others] == [[whole]] * 2
     assert [other.answers for other in others] == [others[0].answers] * 2
-    assert len(sum(asked, [])) == 1
+    assert sum(map(len, asked)) == 1
 
 
 @pytest.mark.parametrize("arrived", [True, False])
@@ -157,7 +157,7 @@ def test_a_request_whose_answer_never_came_is_not_made_twice(far, tiny_server, w
     assert asked == [f"GET {far.url}/v1/streams/chatcmpl-{posted[0]}"]
 
 
-@pytest.mark.parametrize("status, code", [(404, "stream_not_found"), (410, "events_gone")])
+@pytest.mark.parametrize(("status", "code"), [(404, "stream_not_found"), (410, "events_gone")])
 def test_a_stream_that_is_gone_leaves_what_had_come(far, proxy, status, code):
     error = json.dumps({"error": {"message": "Gone.", "code": code}})
     ask(far, proxy)
