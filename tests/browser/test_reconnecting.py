@@ -200,29 +200,6 @@ def test_the_time_that_the_server_asks_for_is_waited(far, proxy, whole):
     assert times[1] - times[0] > 2900
 
 
-def test_the_browser_finds_its_network_again(far, proxy, whole):
-    busy = json.dumps({"error": {"message": "Not now.", "code": "engine_unavailable"}})
-    # All tries fail until the browser says that it is online, and the one after that does not.
-    far.page.evaluate("addEventListener('online', () => { window.isFound = true; })")
-    ask(far, proxy)
-
-    def answer(route):
-        if far.page.evaluate("window.isFound === true"):
-            route.continue_()
-        else:
-            route.fulfill(status=503, body=busy)
-
-    far.page.route("**/v1/streams/*", answer)
-    proxy.cut()
-    far.page.locator(".reconnecting").wait_for()
-    far.page.context.set_offline(True)
-    proxy.reopen()
-    far.page.context.set_offline(False)
-    proxy.is_slow = False
-    far.until_answered()
-    assert far.stored_answers == [whole]
-
-
 @TRANSPORTS
 def test_what_is_not_wanted_any_more_ends_on_the_server(far, proxy, tiny_server, transport):
     far.endless()
