@@ -102,14 +102,16 @@ export class HttpTransport {
 
   /** @param {Call} call @param {Place} place @param {Life} life */
   #create(call, place, life) {
+    /** @type {Record<string, string>} */
     const headers = place.isKept ? { "X-Stream-Resume": "1", "X-Request-Id": place.requestId } : {};
     return this.#begin("POST", call.path, { body: call.body, headers }, life);
   }
 
   /** The server answers with the next event, or not at all. @param {Place} place @param {Life} life */
   #return(place, life) {
-    const after = place.numEvents ? { "Last-Event-ID": `${place.name}:${place.numEvents}` } : {};
-    const headers = { Accept: "text/event-stream", ...after };
+    /** @type {Record<string, string>} */
+    const headers = { Accept: "text/event-stream" };
+    if (place.numEvents) headers["Last-Event-ID"] = `${place.name}:${place.numEvents}`;
     return this.#begin("GET", place.path, { headers, limit: this.#settings.timeouts.idle, late: silence }, life);
   }
 
