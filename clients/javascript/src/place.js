@@ -70,6 +70,11 @@ export class Place {
     if (eventId && Number.isInteger(number)) this.numEvents = number;
   }
 
+  /** The server says that it does not give more of a stream that it keeps on this connection. */
+  leftAlone() {
+    if (this.#isNamed) this.isAttached = false;
+  }
+
   /** There is nothing to come back to, or to end. */
   forget() {
     this.mayExist = this.#isNamed = false;

@@ -149,6 +149,8 @@ class Connection {
 
   /** Ends it and all its streams. */
   close() {
+    const cancels = this.#streams.abandon();
+    if (this.#socket.readyState === this.#socket.OPEN) for (const cancel of cancels) this.#send(cancel);
     this.#lose("the client was closed");
   }
 

@@ -110,6 +110,12 @@ export class Multiplexer {
     return JSON.stringify({ type: "cancel", id });
   }
 
+  /** Nobody wants the rest of any stream: the messages that say so. The streams learn of it by `lose`. */
+  abandon() {
+    for (const place of this.#places.values()) place.forget();
+    return [...this.#inboxes.keys()].map((id) => JSON.stringify({ type: "cancel", id }));
+  }
+
   /** The connection is over, and all its streams with it. @param {string} reason @param {number} [closeCode] */
   lose(reason, closeCode) {
     this.isLost = true;
@@ -129,7 +135,9 @@ export class Multiplexer {
     } else if (n !== undefined) {
       place.isAttached = true;
       place.numEvents = n;
-    } else if (type !== "error") {
+    } else if (type === "error") {
+      place.leftAlone();
+    } else {
       place.attach(null);
     }
   }

@@ -20,6 +20,7 @@ from streamserve_client import (
     AuthenticationFailed,
     BadRequest,
     Client,
+    ClientError,
     NotFound,
     StreamInterrupted,
     text_of,
@@ -96,9 +97,10 @@ async def test_lost_connections_lose_nothing(make_client, tiny_server, transport
     assert comparable(reading.result) == comparable(whole.result)
 
 
-async def test_a_stream_that_is_left_while_the_way_is_cut_ends(tiny_server, transport):
+async def test_a_stream_that_is_left_while_the_way_is_cut_ends(tiny_server):
+    """Over SSE; on a WebSocket the word may be lost with the connection, and the server's window ends it."""
     with CuttingProxy(tiny_server.url, iter(())) as proxy:
-        async with AsyncClient(proxy.url, transport=transport) as client:
+        async with AsyncClient(proxy.url) as client:
             async with client.completions.stream("Once", **LONG) as stream:
                 await anext(stream)
                 proxy.cut()
@@ -110,6 +112,26 @@ async def test_leaving_a_stream_stops_its_generation(make_client, tiny_server, t
     reading = await client.read("completions", "Once", limit=3, **LONG)
     assert len(reading.chunks) == 3
     await asyncio.to_thread(wait_stopped, tiny_server)
+
+
+async def test_closing_the_client_stops_its_streams(tiny_server, transport):
+    client = AsyncClient(tiny_server.url, transport=transport)
+    stream = client.completions.stream("Once", **LONG)
+    await anext(stream)
+    await client.close()
+    await asyncio.to_thread(wait_stopped, tiny_server)
+    with pytest.raises(ClientError):
+        await stream.result()
+
+
+def test_closing_the_blocking_client_stops_its_streams(tiny_server, transport):
+    client = Client(tiny_server.url, transport=transport)
+    stream = client.completions.stream("Once", **LONG)
+    next(stream)
+    client.close()
+    wait_stopped(tiny_server)
+    with pytest.raises(ClientError):
+        stream.result()
 
 
 def test_a_break_without_a_context_stops_it_too(tiny_server, transport):

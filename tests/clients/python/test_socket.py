@@ -69,7 +69,7 @@ async def test_streams_and_whole_answers_over_one_connection(client, server):
         "prompt": "One",
         "request_id": "one",
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "resumable": True},
     }
     assert answer_two.call.body == {"prompt": "Two", "request_id": "two"}
     assert len(server.server.server_state.connections) == 1
@@ -170,7 +170,13 @@ async def test_a_failure_in_the_middle(client, server):
     assert client.delays == []
 
 
-async def test_a_lost_connection_interrupts_what_has_begun_and_repeats_what_has_not(client, server):
+async def test_a_lost_connection_interrupts_what_has_begun_and_repeats_what_has_not(make_client, server):
+    client = make_client(
+        url=server.url.replace("ws", "http", 1),
+        transport="websocket",
+        retries=Retries(resume_s=0, chance=lambda: 1.0),
+    )
+
     async def ask():
         with pytest.raises(StreamInterrupted) as raised:
             await client.read("completions", "One")

@@ -9,14 +9,15 @@ import pytest
 
 from streamserve_client import APIError, BadRequest, ConnectionFailed, InvalidAnswer, RateLimited
 from streamserve_client.endpoints import CHAT
+from streamserve_client.place import Place
 from streamserve_client.socket_messages import Multiplexer
 
 CALL = CHAT.call([], {}, None)
 
 
-def opened(streams):
+def opened(streams, place=None):
     inbox = SimpleQueue()
-    stream_id, message = streams.open(CALL, inbox)
+    stream_id, message = streams.open(CALL, place or Place(CALL, is_kept=False), inbox)
     assert json.loads(message)["id"] == stream_id
     return stream_id, inbox
 
@@ -106,3 +107,42 @@ def test_messages_of_a_newer_server_are_passed_over():
     hear(streams, type="pong")
     hear(streams, type="error", error={"message": "For nobody."})
     assert waiting(inbox) == []
+
+
+def test_a_kept_stream_is_gone_on_with_on_another_connection():
+    place = Place(CALL, is_kept=True)
+    first, second = Multiplexer(), Multiplexer()
+    inbox = SimpleQueue()
+    stream_id, message = first.open(CALL, place, inbox)
+    body = json.loads(message)["body"]
+    assert (body["request_id"], body["stream_options"]["resumable"]) == (place.request_id, True)
+    hear(first, id=stream_id, type="accepted", stream="chatcmpl-x")
+    hear(first, id=stream_id, type="chunk", chunk={"a": 1}, n=1)
+    first.lose("broken")
+    assert waiting(inbox)[0] == {"a": 1}
+    stream_id, message = second.open(CALL, place, inbox)
+    assert json.loads(message) == {"type": "resume", "id": stream_id, "stream": "chatcmpl-x", "after": 1}
+    hear(second, id=stream_id, type="chunk", chunk={"a": 2}, n=2)
+    hear(second, id=stream_id, type="done", n=3)
+    assert waiting(inbox) == [{"a": 2}, None]
+    assert place.num_events == 3
+
+
+@pytest.mark.parametrize(("number", "is_its_own"), [({"n": 2}, True), ({}, False)])
+def test_an_error_is_a_kept_streams_own_if_it_has_a_number(number, is_its_own):
+    streams, place = Multiplexer(), Place(CALL, is_kept=True)
+    stream_id, inbox = opened(streams, place)
+    hear(streams, id=stream_id, type="accepted", stream=place.name)
+    hear(streams, id=stream_id, type="chunk", chunk={}, n=1)
+    hear(streams, id=stream_id, type="error", error={"message": "No.", "status": 503}, **number)
+    error = waiting(inbox)[-1]
+    assert place.is_attached is is_its_own
+    assert place.can_return(error) is not is_its_own
+
+
+def test_who_leaves_a_kept_stream_has_nothing_to_come_back_to():
+    streams, place = Multiplexer(), Place(CALL, is_kept=True)
+    stream_id, _ = opened(streams, place)
+    assert place.may_exist
+    assert json.loads(streams.leave(stream_id)) == {"type": "cancel", "id": stream_id}
+    assert not place.may_exist

@@ -45,6 +45,8 @@ class AsyncHttpTransport:
         self._settings = settings
         self._is_ours = client is None
         self._client = client or httpx.AsyncClient(limits=LIMITS)
+        self._live: set[Place] = set()
+        self._is_closed = False
         self._endings: set[asyncio.Task[None]] = set()
 
     async def answer(self, call: Call) -> dict[str, Any]:
@@ -112,7 +114,12 @@ class AsyncHttpTransport:
                 raise loss(error) from error
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections, and ends all streams."""
+        self._is_closed = True
+        for place in list(self._live):
+            if place.may_exist:
+                place.forget()
+                await self.abandon(place.path)
         if self._endings:
             await asyncio.wait(self._endings)
         if self._is_ours:
@@ -120,14 +127,21 @@ class AsyncHttpTransport:
 
     @asynccontextmanager
     async def _opened(self, call: Call, place: Place) -> AsyncIterator[httpx.Response]:
+        if self._is_closed:
+            raise ClientError("the client is closed")
         is_return = place.connect()
+        self._live.add(place)
         request = self._return_request(place) if is_return else self._first_request(call, place)
         try:
             response = await self._client.send(request, stream=True)
         except httpx.HTTPError as error:
+            self._live.discard(place)
             if isinstance(error, UNSENT):
                 place.unsent()
             raise (loss if is_return else failure)(error) from error
+        except BaseException:
+            self._live.discard(place)
+            raise
         try:
             limit_silence(response, self._settings.timeouts)
             if not response.is_success:
@@ -135,6 +149,7 @@ class AsyncHttpTransport:
             place.attach(response.headers.get(STREAM_HEADER) if place.is_kept else None)
             yield response
         finally:
+            self._live.discard(place)
             await response.aclose()
 
     async def _error_of(self, response: httpx.Response) -> ClientError:

@@ -131,6 +131,9 @@ class Connection:
 
     async def close(self) -> None:
         """Ends it and all its streams."""
+        with contextlib.suppress(ConnectionClosed):
+            for cancel in self._streams.abandon():
+                await self._socket.send(cancel)
         await self._socket.close()
         await self._reader
 

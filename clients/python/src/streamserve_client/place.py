@@ -100,6 +100,11 @@ class Place:
         if number.isdecimal():
             self.num_events = int(number)
 
+    def left_alone(self) -> None:
+        """The server says that it does not give more of a stream that it keeps on this connection."""
+        if self._is_named:
+            self.is_attached = False
+
     def forget(self) -> None:
         """There is nothing to come back to, or to end."""
         self.may_exist = self._is_named = False

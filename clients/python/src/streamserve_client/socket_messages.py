@@ -102,6 +102,14 @@ class Multiplexer:
             place.forget()
         return json.dumps({"type": "cancel", "id": stream_id})
 
+    def abandon(self) -> list[str]:
+        """The client closes the connection: the messages that say so, one for each live stream."""
+        for place in list(self._places.values()):
+            place.forget()
+        cancels = [json.dumps({"type": "cancel", "id": stream_id}) for stream_id in list(self._inboxes)]
+        self.lose("the client was closed")
+        return cancels
+
     def lose(self, reason: str, close_code: int | None = None) -> None:
         """The connection is over, and all its streams with it."""
         self.is_lost = True
@@ -125,7 +133,9 @@ class Multiplexer:
         if number is not None:
             place.is_attached = True
             place.num_events = number
-        elif message["type"] != "error":
+        elif message["type"] == "error":
+            place.left_alone()
+        else:
             # A stream that is not kept.
             place.attach(None)
 

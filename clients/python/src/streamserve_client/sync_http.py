@@ -44,6 +44,8 @@ class HttpTransport:
         self._settings = settings
         self._is_ours = client is None
         self._client = client or httpx.Client(limits=LIMITS)
+        self._live: set[Place] = set()
+        self._is_closed = False
 
     def answer(self, call: Call) -> dict[str, Any]:
         """The answer in one piece.
@@ -106,20 +108,32 @@ class HttpTransport:
                 raise loss(error) from error
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections, and ends all streams."""
+        self._is_closed = True
+        for place in list(self._live):
+            if place.may_exist:
+                place.forget()
+                self.abandon(place.path)
         if self._is_ours:
             self._client.close()
 
     @contextmanager
     def _opened(self, call: Call, place: Place) -> Iterator[httpx.Response]:
+        if self._is_closed:
+            raise ClientError("the client is closed")
         is_return = place.connect()
+        self._live.add(place)
         request = self._return_request(place) if is_return else self._first_request(call, place)
         try:
             response = self._client.send(request, stream=True)
         except httpx.HTTPError as error:
+            self._live.discard(place)
             if isinstance(error, UNSENT):
                 place.unsent()
             raise (loss if is_return else failure)(error) from error
+        except BaseException:
+            self._live.discard(place)
+            raise
         try:
             limit_silence(response, self._settings.timeouts)
             if not response.is_success:
@@ -127,6 +141,7 @@ class HttpTransport:
             place.attach(response.headers.get(STREAM_HEADER) if place.is_kept else None)
             yield response
         finally:
+            self._live.discard(place)
             response.close()
 
     def _error_of(self, response: httpx.Response) -> ClientError:

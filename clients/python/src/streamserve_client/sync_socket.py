@@ -137,6 +137,9 @@ class Connection:
 
     def close(self) -> None:
         """Ends it and all its streams."""
+        with contextlib.suppress(ConnectionClosed):
+            for cancel in self._streams.abandon():
+                self._socket.send(cancel)
         self._opened.close()
         self._reader.join()
 
