@@ -8,6 +8,7 @@ the stream; it reads from that one then (streamserve.frontend.resume.neighbours)
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from streamserve.errors import InvalidRequest, StreamserveError
 from streamserve.frontend import paths
 from streamserve.frontend.api.endpoint import Answer, Call, tenant_of
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.api.sse import EventResponse, Framing
+from streamserve.frontend.api.sse import EventResponse, Framing, framed
 from streamserve.frontend.api.waiting import until_disconnect
 from streamserve.frontend.auth import is_admin
 from streamserve.frontend.resume.errors import not_found
@@ -211,7 +212,7 @@ class ResumableEventStream(EventResponse):
         if can_divert:
             reading.divert(self._write, self._drop)
         while True:
-            events = self._framing.events(piece.first, piece.events)
+            events = await framed(partial(self._framing.events, *piece[:2]), piece.events)
             if piece.ending is not None:
                 return events if piece.is_known else events + self._framing.ending(piece.ending)
             if events:

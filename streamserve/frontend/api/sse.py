@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -90,6 +91,16 @@ def _parts(encoded: bytes) -> Iterator[bytes]:
         yield encoded[start:end]
         start = end
     yield encoded[start:] if start else encoded
+
+
+async def framed(events: Callable[[], bytes], batch: Sequence[bytes]) -> bytes:
+    """The batch as it is written: an echoed prompt with log probabilities has many megabytes.
+
+    Args:
+        events: makes that of it.
+        batch: what `events` works on.
+    """
+    return events() if sum(map(len, batch)) <= LARGE_BYTES else await asyncio.to_thread(events)
 
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -267,10 +278,7 @@ class EventStream(EventResponse):
                 await self._send(send, await self._events(batch))
 
     async def _events(self, batch: list[bytes]) -> bytes:
-        """The batch as it is written: an echoed prompt with log probabilities has many megabytes."""
-        if sum(map(len, batch)) <= LARGE_BYTES:
-            return self._framing.events(batch)
-        return await asyncio.to_thread(self._framing.events, batch)
+        return await framed(partial(self._framing.events, batch), batch)
 
     def _write(self, batch: list[bytes]) -> bool:
         """Hands a batch to the server; False if the client should be waited for. Hot: once a batch."""
