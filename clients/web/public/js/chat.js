@@ -43,14 +43,15 @@ async function start(store) {
     wishes: () => ({ model: picker.value, wantsChances: preferences().wantsChances }),
     transport: () => (preferences().transport === "websocket" ? overWebSocket : overSse),
     askKey,
-    changed: () => {
-      if (isDrawPending) return;
-      isDrawPending = true;
-      // Frames do not come while nobody looks, but the text does.
-      if (document.hidden) setTimeout(draw, 200);
-      else requestAnimationFrame(draw);
-    },
+    changed,
   });
+  function changed() {
+    if (isDrawPending) return;
+    isDrawPending = true;
+    // Frames do not come while nobody looks, but the text does.
+    if (document.hidden) setTimeout(draw, 200);
+    else requestAnimationFrame(draw);
+  }
   /** @param {string} text */
   const send = (text) => {
     thread.follow();
@@ -66,6 +67,7 @@ async function start(store) {
       resume: (message) => conversations.resume(message),
       retryNow: (message) => conversations.retryNow(message),
       turn: (message, step) => conversations.turn(message, step),
+      redraw: changed,
     },
     send,
   );

@@ -18,6 +18,7 @@ import { speedParts } from "./numbers.js";
  * @property {(message: Message) => void} resume
  * @property {(message: Message) => void} retryNow
  * @property {(message: Message, step: -1 | 1) => void} turn  to another version
+ * @property {() => void} redraw  soon
  */
 
 /**
@@ -135,8 +136,11 @@ export class AnswerView extends MessageView {
     this.#showChances = iconButton("chances", "Show probabilities", () => this.#toggleChances());
     this.#showChances.setAttribute("aria-expanded", "false");
     this.#showChances.hidden = true;
-    this.#markdown = new MarkdownView(this.#text, (block) => {
-      if (this.message.state === "streaming" || this.#wasStreaming) announce(block);
+    this.#markdown = new MarkdownView(this.#text, {
+      settled: (block) => {
+        if (this.message.state === "streaming" || this.#wasStreaming) announce(block);
+      },
+      isDue: deeds.redraw,
     });
     this.actions.append(
       copyButton(() => this.message.content, "Copy answer"),
