@@ -84,6 +84,7 @@ async function start(store) {
     rename: (id, title) => conversations.rename(id, title),
     remove: async ({ id, title }) => {
       await conversations.remove(id, Date.now());
+      setTimeout(() => store.purge(Date.now() - DELETED_MS), DELETED_MS + 1000);
       toast(`“${title}” is deleted.`, "Undo", async () => {
         await conversations.remove(id, null);
         await conversations.open(id);
@@ -172,7 +173,10 @@ addEventListener("unhandledrejection", (event) => {
 });
 showLinks();
 picker.addEventListener("change", () => prefer({ model: picker.value }));
-Store.open().then(start, () => {
-  const text = "This page keeps conversations in the browser, which does not let it. Allow it to store site data.";
-  banner.replaceChildren(notice("warning", text, []));
-});
+Store.open((error) => {
+  const isFull = error instanceof DOMException && error.name === "QuotaExceededError";
+  const text = isFull
+    ? "The browser has no more room for this page: what is said now is gone when the page is closed. Delete conversations to make room."
+    : "This browser keeps nothing for this page: conversations are gone when it is closed. Allow it to store site data.";
+  byId("unkept", HTMLElement).replaceChildren(...(error === null ? [] : [notice("warning", text, [])]));
+}).then(start);

@@ -2,7 +2,7 @@
 
 import { announce } from "./announcer.js";
 import { chancesView } from "./chances_view.js";
-import { copyButton, el, icon, iconButton } from "./dom.js";
+import { copyButton, el, icon, iconButton, isComposing } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { endNotice, RECONNECTING, waitingNotice } from "./notices.js";
 import { speedParts } from "./numbers.js";
@@ -104,8 +104,9 @@ export class QuestionView extends MessageView {
       send();
     });
     area.addEventListener("keydown", (event) => {
+      if (isComposing(event)) return;
       if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      else if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         send();
       } else return;

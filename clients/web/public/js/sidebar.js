@@ -1,6 +1,6 @@
 /** The list of conversations. */
 
-import { byId, el, iconButton } from "./dom.js";
+import { byId, el, iconButton, isComposing } from "./dom.js";
 import { dayName } from "./numbers.js";
 import { prefer, preferences } from "./preferences.js";
 
@@ -128,9 +128,10 @@ export class Sidebar {
       if (again instanceof HTMLElement) again.focus();
     };
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.isComposing) end(true);
-      if (event.key === "Escape") end(false);
       event.stopPropagation();
+      if (isComposing(event)) return;
+      if (event.key === "Enter") end(true);
+      if (event.key === "Escape") end(false);
     });
     input.addEventListener("blur", () => end(true));
     item.replaceChildren(input);
