@@ -151,12 +151,25 @@ async function connect() {
       if (error instanceof Problem && error.status === 401) {
         if (!(await askKey())) await wantKey();
       } else {
-        await untilReady((status) => banner.replaceChildren(unreadyNotice(status, [])), new AbortController().signal);
+        await untilReady(showUnready, new AbortController().signal);
         // Ready says nothing of this one request; do not ask again at once.
         await new Promise((resolve) => setTimeout(resolve, 500));
       }
     }
   }
+}
+
+/** @param {import("./server.js").Status} status */
+function showUnready(status) {
+  const shown = unreadyNotice(status, []);
+  // What is put there is read aloud, so it is not put there again because its progress moves.
+  if (banner.querySelector("p")?.textContent !== shown.querySelector("p")?.textContent) {
+    banner.replaceChildren(shown);
+    return;
+  }
+  banner.querySelector(".notice-progress")?.remove();
+  const progress = shown.querySelector(".notice-progress");
+  if (progress) banner.querySelector(".notice-text")?.append(progress);
 }
 
 /** @returns {Promise<void>} resolves when the user wants to give a key after all */
@@ -178,5 +191,8 @@ Store.open((error) => {
   const text = isFull
     ? "The browser has no more room for this page: what is said now is gone when the page is closed. Delete conversations to make room."
     : "This browser keeps nothing for this page: conversations are gone when it is closed. Allow it to store site data.";
-  byId("unkept", HTMLElement).replaceChildren(...(error === null ? [] : [notice("warning", text, [])]));
+  const place = byId("unkept", HTMLElement);
+  // It is read aloud each time it is put there.
+  if (error === null) place.replaceChildren();
+  else if (place.textContent !== text) place.replaceChildren(notice("warning", text, []));
 }).then(start);

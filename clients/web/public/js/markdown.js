@@ -46,6 +46,8 @@ export function drawn(tokens) {
     table.replaceWith(frame);
     frame.append(table);
   }
+  // Each block runs in the direction of its own first letter; code is left to right, whatever it says.
+  for (const block of fragment.querySelectorAll("p, li, ul, ol, blockquote, table, h1, h2, h3, h4, h5, h6")) block.setAttribute("dir", "auto");
   for (const each of fragment.querySelectorAll("[class]")) {
     if (!each.closest(".code")) each.removeAttribute("class");
   }
@@ -64,6 +66,7 @@ function dressCode(code) {
   head.append(copyButton(() => code.textContent ?? "", "Copy code"));
   const block = el("div", { class: "code" }, head);
   pre.replaceWith(block);
+  pre.dir = "ltr";
   pre.tabIndex = 0;
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", name ? `Code in ${name}` : "Code");

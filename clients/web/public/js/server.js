@@ -47,7 +47,9 @@ export function address(path) {
 /** The key, kept for this tab or, if the user wants it, in this browser. */
 export const key = {
   get value() {
-    return ofTab.get(KEY) ?? ofBrowser.get(KEY) ?? "";
+    const kept = ofTab.get(KEY) ?? ofBrowser.get(KEY) ?? "";
+    // Others cannot be sent.
+    return /^[\x21-\x7e]*$/.test(kept) ? kept : "";
   },
   /**
    * @param {string} value
