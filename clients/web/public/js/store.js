@@ -240,11 +240,37 @@ export class Store {
   async #write(held, record, write) {
     try {
       await write();
-      if (held.delete(record.id) && !this.#held.conversations.size && !this.#held.messages.size) this.#tellKept(null);
+      held.delete(record.id);
+      await this.#writeHeld();
     } catch (error) {
       held.set(record.id, record);
       this.#tellKept(error);
     }
+  }
+
+  /** There was room just now, so there may be for what found none before. */
+  async #writeHeld() {
+    const { conversations, messages } = this.#held;
+    if (!conversations.size && !messages.size) return;
+    const transaction = this.#open().transaction(["conversations", "messages"], "readwrite");
+    const done = committed(transaction);
+    const written = /** @type {const} */ ([
+      ["conversations", conversations, [...conversations.values()]],
+      ["messages", messages, [...messages.values()]],
+    ]);
+    for (const [name, , records] of written) {
+      for (const record of records) transaction.objectStore(name).put(record);
+    }
+    try {
+      await done;
+    } catch {
+      return;
+    }
+    // Those that have changed since are other records, which have their own way here.
+    for (const [, held, records] of written) {
+      for (const record of records) if (held.get(record.id) === record) held.delete(record.id);
+    }
+    if (!conversations.size && !messages.size) this.#tellKept(null);
   }
 
   /** @param {string} conversation */
