@@ -8,6 +8,7 @@ from browser_chat import Chat, events
 pytestmark = pytest.mark.browser
 
 KEEPS_NOTHING = """
+LockManager.prototype.request = async () => { throw new DOMException("denied", "SecurityError"); };
 for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
   Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
 }

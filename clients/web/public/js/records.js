@@ -51,7 +51,7 @@ export function conversationOf(kept) {
 /** @param {unknown} kept @returns {Message | null} null if it is none */
 export function messageOf(kept) {
   if (!isRecord(kept) || typeof kept.id !== "string" || typeof kept.conversation !== "string") return null;
-  const { role, state, speed, chances } = kept;
+  const { role, state, speed, chances, stream } = kept;
   if (role !== "user" && role !== "assistant") return null;
   const isTimed = isRecord(speed) && ["firstTokenMs", "numTokens", "timedTokens", "timedMs"].every((name) => name in speed);
   return {
@@ -69,7 +69,13 @@ export function messageOf(kept) {
     model: text(kept.model, ""),
     speed: isTimed ? /** @type {Message["speed"]} */ (/** @type {unknown} */ (speed)) : null,
     chances: Array.isArray(chances) ? chances.filter(isChance) : null,
+    stream: isMark(stream) ? /** @type {Message["stream"]} */ (/** @type {unknown} */ (stream)) : null,
   };
+}
+
+/** @param {unknown} value */
+function isMark(value) {
+  return isRecord(value) && typeof value.id === "string" && ["after", "numTokens"].every((name) => typeof value[name] === "number");
 }
 
 /** @param {unknown} value @returns {boolean} */

@@ -178,14 +178,18 @@ export class Store {
    * @returns {Promise<Message | null>} null if another one was faster
    */
   async claim({ id, owner: before, savedAt }, owner) {
-    const table = this.#table("messages", "readwrite");
-    /** @type {Message | undefined} */
-    const now = await result(table.get(id));
-    if (now?.state !== "streaming" || now.owner !== before || now.savedAt !== savedAt) return null;
-    const claimed = { ...now, owner, savedAt: Date.now() };
-    await result(table.put(claimed));
-    this.#tell(claimed.conversation);
-    return claimed;
+    const [claimed] = await this.#read(async () => {
+      const table = this.#table("messages", "readwrite");
+      const done = committed(table.transaction);
+      const now = messageOf(await result(table.get(id)));
+      if (now?.state !== "streaming" || now.owner !== before || now.savedAt !== savedAt) return [];
+      const mine = { ...now, owner, savedAt: Date.now() };
+      table.put(mine);
+      await done;
+      return [mine];
+    });
+    if (claimed) this.#tell(claimed.conversation);
+    return claimed ?? null;
   }
 
   /** @param {number} before  what was deleted earlier than that is gone for good */
