@@ -156,6 +156,10 @@ class Chat:
         self.page.get_by_role("button", name="Send", exact=True).wait_for()
         self.until("!document.querySelector('[aria-busy=true]')")
 
+    def notice(self, text: str) -> Any:
+        """What the page says under an answer or above the message box (and tells screen readers elsewhere)."""
+        return self.page.locator(".notice", has_text=text)
+
     @property
     def answers(self) -> list[str]:
         """The texts of the answers that are shown."""

@@ -56,7 +56,7 @@ def test_stop_ends_the_answer_on_the_server_too(chat, tiny_server, transport):
     stop.click()
     chat.until_answered()
     chat.wait(lambda: running(tiny_server) == 0, "the request is gone")
-    assert chat.page.get_by_text("Stopped.").is_visible()
+    assert chat.notice("Stopped.").is_visible()
     text = chat.answers[0]
     assert len(text) > 200
     # It goes on where it stopped, in the same message; Escape stops as well.
@@ -251,7 +251,7 @@ def test_two_tabs_at_once(browse, tiny_server):
     # The same conversation in both: each sees what the other adds.
     two.open(conversation(one))
     two.page.reload()
-    two.page.get_by_text("Stopped.").wait_for()
+    two.notice("Stopped.").wait_for()
     assert two.questions == ["From one"]
     assert two.answers == one.answers
     two.script(events("Seen."))

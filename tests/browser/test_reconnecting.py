@@ -163,7 +163,7 @@ def test_a_stream_that_is_gone_leaves_what_had_come(far, proxy, status, code):
     ask(far, proxy)
     far.page.route("**/v1/streams/*", lambda route: route.fulfill(status=status, body=error))
     proxy.cut()
-    far.page.get_by_text("The connection was lost before the answer was whole.").wait_for()
+    far.notice("The connection was lost before the answer was whole.").wait_for()
     assert len(far.answers[0]) > 50
     assert far.page.get_by_role("button", name="Continue").is_visible()
     # So it is after a reload.
@@ -172,7 +172,7 @@ def test_a_stream_that_is_gone_leaves_what_had_come(far, proxy, status, code):
     proxy.is_slow = False
     asked = streams_asked_for(far.page)
     far.page.reload()
-    far.page.get_by_text("The connection was lost before the answer was whole.").wait_for()
+    far.notice("The connection was lost before the answer was whole.").wait_for()
     assert asked == []
 
 
@@ -207,7 +207,7 @@ def test_what_is_not_wanted_any_more_ends_on_the_server(far, proxy, tiny_server,
     ask(far, proxy)
     asked = streams_asked_for(far.page)
     far.page.get_by_role("button", name="Stop").click()
-    far.page.get_by_text("Stopped.").wait_for()
+    far.notice("Stopped.").wait_for()
     far.wait(lambda: load(tiny_server)["running"] == 0, "the request is gone")
     assert [line.split()[0] for line in asked] == ["DELETE"]
     # A conversation that is deleted ends its answer as well.

@@ -63,8 +63,8 @@ def test_it_knows_its_capital_and_is_stopped(chat, server):
     chat.page.get_by_role("button", name="Stop").click()
     chat.until_answered()
     chat.wait(lambda: running(server) == 0, "the request is gone")
-    chat.page.get_by_text("Stopped.").wait_for()
+    chat.notice("Stopped.").wait_for()
     texts = chat.answers
     chat.page.reload()
-    chat.page.get_by_text("Stopped.").wait_for()
+    chat.notice("Stopped.").wait_for()
     assert chat.answers == texts

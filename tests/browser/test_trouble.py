@@ -19,7 +19,7 @@ def test_a_busy_server_is_asked_again_when_it_says(chat, status):
     asked = chat.script(BUSY, status=status, headers={"Retry-After": "1"})
     chat.set(Max_tokens="5")
     chat.say("Hi")
-    chat.page.get_by_text("The server is busy. Trying again in 1 s.").wait_for()
+    chat.notice("The server is busy. Trying again in 1 s.").wait_for()
     chat.page.locator(".speed", has_text="5 tokens").wait_for()
     assert len(asked) == 2
     assert asked[0] == asked[1]
@@ -31,10 +31,10 @@ def test_a_busy_server_can_be_asked_at_once_or_left_alone(chat):
     chat.say("Hi")
     chat.page.get_by_role("button", name="Try now").click()
     chat.wait(lambda: len(asked) == 2, "it was asked again")
-    chat.page.get_by_text("The server is busy.").wait_for()
+    chat.notice("The server is busy.").wait_for()
     chat.page.get_by_role("button", name="Stop").click()
     chat.until_answered()
-    chat.page.get_by_text("Stopped.").wait_for()
+    chat.notice("Stopped.").wait_for()
     chat.page.get_by_role("button", name="Try again").click()
     chat.page.locator(".speed", has_text="5 tokens").wait_for()
 
@@ -59,7 +59,7 @@ def test_the_socket_tells_of_a_busy_server_too(chat):
     chat.page.route_web_socket("**/v1/ws", over_socket)
     chat.set("WebSocket", Max_tokens="5")
     chat.say("Hi")
-    chat.page.get_by_text("The server is busy. Trying again in 1 s.").wait_for()
+    chat.notice("The server is busy. Trying again in 1 s.").wait_for()
     chat.page.locator(".speed", has_text="5 tokens").wait_for()
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_starts_is_waited_for(chat):
     chat.page.route("**/ready", lambda route: route.fulfill(**loading))
     chat.page.route("**/v1/models", lambda route: route.fulfill(status=503, body=LOADING.decode()))
     chat.page.reload()
-    chat.page.get_by_text("The server is starting.").wait_for()
+    chat.notice("The server is starting.").wait_for()
     chat.page.get_by_text("loading weights 42 %").wait_for()
     chat.page.unroute_all()
     chat.until("document.getElementById('model').value === 'tiny'")
@@ -92,7 +92,7 @@ def test_a_lost_connection_keeps_what_had_come(chat, tiny_server, transport):
     chat.say("Go on.")
     chat.until_written(200)
     tiny_server.frontend.kill()
-    chat.page.get_by_text("The connection was lost before the answer was whole.").wait_for()
+    chat.notice("The connection was lost before the answer was whole.").wait_for()
     text = chat.answers[0]
     assert len(text) > 200
     # Another frontend takes its place; until then the page waits. The answer goes on in the same message.
@@ -116,7 +116,7 @@ def test_an_error_in_the_middle_is_told(chat):
 def test_an_answer_that_is_cut_at_its_length_can_go_on(chat):
     chat.set(Max_tokens="10")
     chat.say("Hi")
-    chat.page.get_by_text("The answer came to its greatest length.").wait_for()
+    chat.notice("The answer came to its greatest length.").wait_for()
     chat.page.get_by_role("button", name="Continue").click()
     chat.page.locator(".speed", has_text="20 tokens").wait_for()
 

@@ -38,12 +38,19 @@ export function chancesView(chances) {
   const hint = el("p", { class: "hint" }, "Point at a token, or go through them with the arrow keys.");
   const panel = el("div", { class: "alternatives-panel" }, hint, list);
   const tokens = el("div", { class: "tokens", role: "group", "aria-label": "Tokens" });
-  /** @param {Element} token */
+  /** @type {Map<Element, TokenChance>} */
+  const chanceOf = new Map();
+  /** @type {HTMLElement | null} */
+  let shown = null;
+  /** @param {HTMLElement} token */
   const show = (token) => {
-    const chance = chances[[...tokens.children].indexOf(token)];
+    const chance = chanceOf.get(token);
     if (!chance) return;
-    for (const each of tokens.children) /** @type {HTMLElement} */ (each).tabIndex = each === token ? 0 : -1;
-    tokens.querySelector(".is-shown")?.classList.remove("is-shown");
+    const before = shown ?? tokens.firstElementChild;
+    if (before instanceof HTMLElement) before.tabIndex = -1;
+    shown?.classList.remove("is-shown");
+    shown = token;
+    token.tabIndex = 0;
     token.classList.add("is-shown");
     hint.hidden = true;
     list.replaceChildren(...details(chance));
@@ -58,11 +65,13 @@ export function chancesView(chances) {
     };
     // A button does not break its line; what stands behind it does.
     const breaks = "\n".repeat(chance.token.split("\n").length - 1);
-    tokens.append(el("button", attributes, chance.token.replaceAll("\n", "⏎")), breaks);
+    const button = el("button", attributes, chance.token.replaceAll("\n", "⏎"));
+    chanceOf.set(button, chance);
+    tokens.append(button, breaks);
   }
   for (const kind of /** @type {const} */ (["pointerover", "focusin"])) {
     tokens.addEventListener(kind, (event) => {
-      if (event.target instanceof Element && event.target !== tokens) show(event.target);
+      if (event.target instanceof HTMLElement) show(event.target);
     });
   }
   tokens.addEventListener("keydown", (event) => {

@@ -43,14 +43,15 @@ async function start(store) {
     wishes: () => ({ model: picker.value, wantsChances: preferences().wantsChances }),
     transport: () => (preferences().transport === "websocket" ? overWebSocket : overSse),
     askKey,
-    changed: () => {
-      if (isDrawPending) return;
-      isDrawPending = true;
-      // Frames do not come while nobody looks, but the text does.
-      if (document.hidden) setTimeout(draw, 200);
-      else requestAnimationFrame(draw);
-    },
+    changed,
   });
+  function changed() {
+    if (isDrawPending) return;
+    isDrawPending = true;
+    // Frames do not come while nobody looks, but the text does.
+    if (document.hidden) setTimeout(draw, 200);
+    else requestAnimationFrame(draw);
+  }
   /** @param {string} text */
   const send = (text) => {
     thread.follow();
@@ -66,6 +67,7 @@ async function start(store) {
       resume: (message) => conversations.resume(message),
       retryNow: (message) => conversations.retryNow(message),
       turn: (message, step) => conversations.turn(message, step),
+      redraw: changed,
     },
     send,
   );
@@ -82,6 +84,7 @@ async function start(store) {
     rename: (id, title) => conversations.rename(id, title),
     remove: async ({ id, title }) => {
       await conversations.remove(id, Date.now());
+      setTimeout(() => store.purge(Date.now() - DELETED_MS), DELETED_MS + 1000);
       toast(`“${title}” is deleted.`, "Undo", async () => {
         await conversations.remove(id, null);
         await conversations.open(id);
@@ -148,12 +151,25 @@ async function connect() {
       if (error instanceof Problem && error.status === 401) {
         if (!(await askKey())) await wantKey();
       } else {
-        await untilReady((status) => banner.replaceChildren(unreadyNotice(status, [])), new AbortController().signal);
+        await untilReady(showUnready, new AbortController().signal);
         // Ready says nothing of this one request; do not ask again at once.
         await new Promise((resolve) => setTimeout(resolve, 500));
       }
     }
   }
+}
+
+/** @param {import("./server.js").Status} status */
+function showUnready(status) {
+  const shown = unreadyNotice(status, []);
+  // What is put there is read aloud, so it is not put there again because its progress moves.
+  if (banner.querySelector("p")?.textContent !== shown.querySelector("p")?.textContent) {
+    banner.replaceChildren(shown);
+    return;
+  }
+  banner.querySelector(".notice-progress")?.remove();
+  const progress = shown.querySelector(".notice-progress");
+  if (progress) banner.querySelector(".notice-text")?.append(progress);
 }
 
 /** @returns {Promise<void>} resolves when the user wants to give a key after all */
@@ -170,7 +186,13 @@ addEventListener("unhandledrejection", (event) => {
 });
 showLinks();
 picker.addEventListener("change", () => prefer({ model: picker.value }));
-Store.open().then(start, () => {
-  const text = "This page keeps conversations in the browser, which does not let it. Allow it to store site data.";
-  banner.replaceChildren(notice("warning", text, []));
-});
+Store.open((error) => {
+  const isFull = error instanceof DOMException && error.name === "QuotaExceededError";
+  const text = isFull
+    ? "The browser has no more room for this page: what is said now is gone when the page is closed. Delete conversations to make room."
+    : "This browser keeps nothing for this page: conversations are gone when it is closed. Allow it to store site data.";
+  const place = byId("unkept", HTMLElement);
+  // It is read aloud each time it is put there.
+  if (error === null) place.replaceChildren();
+  else if (place.textContent !== text) place.replaceChildren(notice("warning", text, []));
+}).then(start);

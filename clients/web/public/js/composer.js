@@ -1,6 +1,6 @@
 /** Where messages are written, sent, and answers stopped. */
 
-import { byId } from "./dom.js";
+import { byId, isComposing } from "./dom.js";
 
 const MAX_HEIGHT_PX = 240;
 
@@ -26,8 +26,8 @@ export class Composer {
     this.#stop.addEventListener("click", () => deeds.stop());
     this.#text.addEventListener("input", () => this.#fit());
     this.#text.addEventListener("keydown", (event) => {
-      // While an input method is composing, Enter is its own.
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (isComposing(event)) return;
+      if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         this.#submit();
       } else if (event.key === "ArrowUp" && this.#text.value === "" && !this.#isAnswering) {
@@ -36,6 +36,7 @@ export class Composer {
       }
     });
     document.addEventListener("keydown", (event) => {
+      if (isComposing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
       const isTyping = event.target instanceof Element && event.target.closest("input, textarea, select, dialog");
       if (event.key === "Escape" && this.#isAnswering && !document.querySelector("dialog[open]")) deeds.stop();
       if (event.key === "/" && !isTyping) {

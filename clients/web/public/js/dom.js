@@ -45,6 +45,15 @@ export function svg(tag, attributes) {
   return element;
 }
 
+/**
+ * @param {KeyboardEvent} event
+ * @returns {boolean} whether the key belongs to an input method that is composing
+ */
+export function isComposing(event) {
+  // Safari says that the composition is over before it tells of the key that ended it; that key has this code.
+  return event.isComposing || event.keyCode === 229;
+}
+
 /** @param {string} name  of a symbol in the page */
 export function icon(name) {
   const drawing = svg("svg", { class: "icon", "aria-hidden": "true" });

@@ -2,7 +2,7 @@
 
 import hljs from "../vendor/highlight.js";
 import DOMPurify from "../vendor/purify.js";
-import { cut, hasReferences, marked, normalized } from "./blocks.js";
+import { cut, hasReferences, languageOf, marked, normalized } from "./blocks.js";
 import { copyButton, el } from "./dom.js";
 
 /** @typedef {import("../vendor/marked.js").Token} Token */
@@ -20,6 +20,8 @@ const ALLOWED = {
 const COLOURED = { ...ALLOWED, ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"] };
 // Colouring takes time in proportion to the code; beyond this, text is better at once than coloured later.
 const MAX_COLOURED_CHARS = 60_000;
+// So many times as long as a drawing took, nothing is drawn: the page is the reader's for most of the time.
+const REST = 3;
 
 /**
  * @param {readonly Token[]} tokens
@@ -44,6 +46,8 @@ export function drawn(tokens) {
     table.replaceWith(frame);
     frame.append(table);
   }
+  // Each block runs in the direction of its own first letter; code is left to right, whatever it says.
+  for (const block of fragment.querySelectorAll("p, li, ul, ol, blockquote, table, h1, h2, h3, h4, h5, h6")) block.setAttribute("dir", "auto");
   for (const each of fragment.querySelectorAll("[class]")) {
     if (!each.closest(".code")) each.removeAttribute("class");
   }
@@ -53,7 +57,7 @@ export function drawn(tokens) {
 /** @param {HTMLElement} code */
 function dressCode(code) {
   const pre = /** @type {HTMLElement} */ (code.parentElement);
-  const language = /language-([\w+#.-]+)/.exec(code.className)?.[1]?.toLowerCase() ?? "";
+  const language = /^language-(.+)$/.exec(code.className)?.[1] ?? "";
   code.className = "";
   code.textContent = (code.textContent ?? "").replace(/\n$/, "");
   code.dataset.language = language;
@@ -62,6 +66,7 @@ function dressCode(code) {
   head.append(copyButton(() => code.textContent ?? "", "Copy code"));
   const block = el("div", { class: "code" }, head);
   pre.replaceWith(block);
+  pre.dir = "ltr";
   pre.tabIndex = 0;
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", name ? `Code in ${name}` : "Code");
@@ -80,7 +85,10 @@ function colourCode(root) {
   }
 }
 
-/** Shows one text, which may grow. Blocks that are settled are drawn once; only the last is drawn anew. */
+/**
+ * Shows one text, which may grow. Blocks that are settled are drawn once; only the last is drawn anew, and the longer
+ * that takes, the more rarely.
+ */
 export class MarkdownView {
   /** @type {string | null} */
   #given = null;
@@ -89,15 +97,22 @@ export class MarkdownView {
   #isFinal = false;
   /** @type {ChildNode[]} */
   #live = [];
-  #settledBlock;
+  #restUntilMs = 0;
+  /** @type {number | undefined} */
+  #timer;
+  // Of settled blocks: those that are there, and those that were told of.
+  #numShownChars = 0;
+  #numSaidChars = 0;
 
   /**
    * @param {HTMLElement} root  what is in it belongs to this view
-   * @param {(text: string) => void} [settledBlock]  is told each block that will not change any more
+   * @param {object} around
+   * @param {(text: string) => void} around.settled  is told each block that will not change any more
+   * @param {() => void} around.isDue  called when there is time for what the last update has left
    */
-  constructor(root, settledBlock = () => {}) {
+  constructor(root, around) {
     this.root = root;
-    this.#settledBlock = settledBlock;
+    this.around = around;
   }
 
   /**
@@ -106,11 +121,34 @@ export class MarkdownView {
    */
   update(given, isFinal) {
     if (given === this.#given && isFinal === this.#isFinal) return;
+    const startedMs = performance.now();
+    if (!isFinal && startedMs < this.#restUntilMs) {
+      this.#timer ??= setTimeout(() => this.#wake(), this.#restUntilMs - startedMs);
+      return;
+    }
     this.#given = given;
     const text = normalized(given);
     if (!text.startsWith(this.#text) || (isFinal && hasReferences(text))) this.#clear();
     this.#text = text;
     this.#isFinal = isFinal;
+    try {
+      this.#grow(text, isFinal);
+    } catch {
+      // A text that the parser cannot take is still to be read, and the rest of the page to be used.
+      this.#clear();
+      this.root.append(el("p", { class: "unparsed" }, text));
+    }
+    const nowMs = performance.now();
+    this.#restUntilMs = nowMs + REST * (nowMs - startedMs);
+  }
+
+  #wake() {
+    this.#timer = undefined;
+    this.around.isDue();
+  }
+
+  /** @param {string} text @param {boolean} isFinal */
+  #grow(text, isFinal) {
     const { settled, settledLength, live } = cut(text.slice(this.#settledLength));
     if (settled.length || isFinal || !this.#growCode(live)) this.#draw(settled, live, isFinal);
     this.#settledLength += settledLength;
@@ -135,7 +173,12 @@ export class MarkdownView {
     colourCode(fragment);
     const said = fragment.textContent?.trim();
     this.root.append(fragment);
-    if (said) this.#settledBlock(said);
+    if (!said) return;
+    this.#numShownChars += said.length;
+    // What is drawn anew from its start was told before.
+    if (this.#numShownChars <= this.#numSaidChars) return;
+    this.#numSaidChars = this.#numShownChars;
+    this.around.settled(said);
   }
 
   /**
@@ -148,7 +191,7 @@ export class MarkdownView {
     const block = this.#live[0];
     if (live.length !== 1 || token?.type !== "code" || this.#live.length !== 1) return false;
     const code = block instanceof Element ? block.querySelector(":scope > pre > code") : null;
-    if (!(code instanceof HTMLElement) || (code.dataset.language || "") !== (token.lang || "").toLowerCase()) {
+    if (!(code instanceof HTMLElement) || code.dataset.language !== languageOf(token.lang ?? "")) {
       return false;
     }
     const shown = code.textContent ?? "";
@@ -161,5 +204,6 @@ export class MarkdownView {
     this.root.replaceChildren();
     this.#live = [];
     this.#settledLength = 0;
+    this.#numShownChars = 0;
   }
 }

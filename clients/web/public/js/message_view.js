@@ -2,7 +2,7 @@
 
 import { announce } from "./announcer.js";
 import { chancesView } from "./chances_view.js";
-import { copyButton, el, icon, iconButton } from "./dom.js";
+import { copyButton, el, icon, iconButton, isComposing } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { endNotice, RECONNECTING, waitingNotice } from "./notices.js";
 import { speedParts } from "./numbers.js";
@@ -18,6 +18,7 @@ import { speedParts } from "./numbers.js";
  * @property {(message: Message) => void} resume
  * @property {(message: Message) => void} retryNow
  * @property {(message: Message, step: -1 | 1) => void} turn  to another version
+ * @property {() => void} redraw  soon
  */
 
 /**
@@ -56,7 +57,9 @@ class MessageView {
 }
 
 export class QuestionView extends MessageView {
-  #text = el("div", { class: "bubble" });
+  /** @type {string | null} */
+  #shown = null;
+  #text = el("div", { class: "bubble", dir: "auto" });
   #edit = iconButton("edit", "Edit and send again", () => this.edit());
 
   /** @param {Message} message @param {Deeds} deeds */
@@ -69,13 +72,13 @@ export class QuestionView extends MessageView {
   /** @param {Message} message @param {Place} place */
   update(message, place) {
     this.message = message;
-    if (this.#text.textContent !== message.content) this.#text.textContent = message.content;
+    if (this.#shown !== message.content) this.#text.textContent = this.#shown = message.content;
     this.#edit.disabled = place.isBusy;
     this.drawVersions(place);
   }
 
   edit() {
-    const area = el("textarea", { "aria-label": "Edit your message", rows: "3" });
+    const area = el("textarea", { "aria-label": "Edit your message", rows: "3", dir: "auto" });
     area.value = this.message.content;
     const close = () => {
       this.element.classList.remove("is-edited");
@@ -103,8 +106,9 @@ export class QuestionView extends MessageView {
       send();
     });
     area.addEventListener("keydown", (event) => {
+      if (isComposing(event)) return;
       if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      else if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         send();
       } else return;
@@ -126,6 +130,8 @@ export class AnswerView extends MessageView {
   #markdown;
   #drawnBelow = "";
   #wasStreaming = false;
+  #wasSeenStreaming = false;
+  #told = "";
   #showChances;
   #regenerate = iconButton("again", "Answer again", () => this.deeds.regenerate(this.message));
 
@@ -135,8 +141,11 @@ export class AnswerView extends MessageView {
     this.#showChances = iconButton("chances", "Show probabilities", () => this.#toggleChances());
     this.#showChances.setAttribute("aria-expanded", "false");
     this.#showChances.hidden = true;
-    this.#markdown = new MarkdownView(this.#text, (block) => {
-      if (this.message.state === "streaming" || this.#wasStreaming) announce(block);
+    this.#markdown = new MarkdownView(this.#text, {
+      settled: (block) => {
+        if (this.message.state === "streaming" || this.#wasStreaming) announce(block);
+      },
+      isDue: deeds.redraw,
     });
     this.actions.append(
       copyButton(() => this.message.content, "Copy answer"),
@@ -154,6 +163,7 @@ export class AnswerView extends MessageView {
     const isStreaming = message.state === "streaming";
     this.#markdown.update(message.content, !isStreaming);
     this.#wasStreaming = isStreaming;
+    this.#wasSeenStreaming ||= isStreaming;
     this.element.classList.toggle("is-streaming", isStreaming && place.waiting === null);
     this.element.setAttribute("aria-busy", String(isStreaming));
     this.actions.hidden = !message.content && (isStreaming || place.count < 2);
@@ -177,9 +187,22 @@ export class AnswerView extends MessageView {
     const offers = { resume: () => this.deeds.resume(this.message), again: () => this.deeds.regenerate(this.message) };
     const retry = { label: "Try now", click: () => this.deeds.retryNow(this.message) };
     const shown = waiting ? waitingNotice(waiting, retry) : isOver ? endNotice(message, offers) : null;
+    this.#tell(shown, waiting);
     this.#below.replaceChildren(...(shown ? [shown] : []));
     // A countdown draws its button anew each second.
     if (focused && waiting?.kind === "busy") this.#below.querySelector("button")?.focus();
+  }
+
+  /**
+   * Says once why nothing comes, and why an answer that one has waited for is not whole.
+   *
+   * @param {Element | null} shown @param {Place["waiting"]} waiting
+   */
+  #tell(shown, waiting) {
+    const text = shown?.querySelector("p")?.textContent ?? "";
+    const topic = waiting?.kind === "busy" ? "busy" : text;
+    if (topic && topic !== this.#told && this.#wasSeenStreaming) announce(text);
+    this.#told = topic;
   }
 
   #toggleChances() {

@@ -40,7 +40,7 @@ function progress({ progress: told }) {
   const bar = el("progress", { max: "1", "aria-label": told.stage });
   if (share !== null) bar.value = share;
   const percent = share === null ? "" : ` ${Math.round(100 * share)} %`;
-  return el("div", { class: "notice-progress" }, bar, el("small", {}, `${told.stage}${percent}`));
+  return el("div", { class: "notice-progress", "aria-live": "off" }, bar, el("small", {}, `${told.stage}${percent}`));
 }
 
 /**

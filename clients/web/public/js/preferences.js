@@ -1,5 +1,8 @@
 /** What a user of this browser prefers, for all conversations. */
 
+import { ofBrowser } from "./browser_storage.js";
+import { isRecord, samplingOf } from "./records.js";
+
 const NAME = "streamserve.preferences";
 
 /**
@@ -22,16 +25,31 @@ const DEFAULTS = {
   sampling: {},
 };
 
-/** @returns {Preferences} */
+/** @returns {Preferences} whatever is kept under the name */
 export function preferences() {
+  const kept = parsed();
+  const { transport, wantsChances, model, isSidebarShown, system } = kept;
+  return {
+    transport: transport === "websocket" ? transport : DEFAULTS.transport,
+    wantsChances: typeof wantsChances === "boolean" ? wantsChances : DEFAULTS.wantsChances,
+    model: typeof model === "string" ? model : DEFAULTS.model,
+    isSidebarShown: typeof isSidebarShown === "boolean" ? isSidebarShown : DEFAULTS.isSidebarShown,
+    system: typeof system === "string" ? system : DEFAULTS.system,
+    sampling: samplingOf(kept.sampling),
+  };
+}
+
+/** @returns {Record<string, unknown>} */
+function parsed() {
   try {
-    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(NAME) ?? "{}") };
+    const kept = JSON.parse(ofBrowser.get(NAME) ?? "{}");
+    return isRecord(kept) ? kept : {};
   } catch {
-    return { ...DEFAULTS };
+    return {};
   }
 }
 
 /** @param {Partial<Preferences>} changed */
 export function prefer(changed) {
-  localStorage.setItem(NAME, JSON.stringify({ ...preferences(), ...changed }));
+  ofBrowser.set(NAME, JSON.stringify({ ...preferences(), ...changed }));
 }

@@ -4,6 +4,7 @@
 /** @typedef {import("./types.js").Message} Message */
 
 const NUM_ALTERNATIVES = 5;
+const TITLE_CHARS = 60;
 
 /**
  * @param {string} model
@@ -33,7 +34,13 @@ export function requestBody(model, settings, path, { wantsChances, continuesLast
  */
 export function titleOf(text) {
   const line = text.trim().split("\n", 1)[0]?.replace(/\s+/g, " ") ?? "";
-  if (line.length <= 60) return line || "New chat";
-  const whole = line.slice(0, 60);
-  return `${whole.slice(0, whole.lastIndexOf(" ") > 30 ? whole.lastIndexOf(" ") : 60)}…`;
+  if (line.length <= TITLE_CHARS) return line || "New chat";
+  let whole = "";
+  // In what people take for characters: half an emoji is none.
+  for (const { segment } of new Intl.Segmenter().segment(line.slice(0, 2 * TITLE_CHARS))) {
+    if (whole.length + segment.length > TITLE_CHARS) break;
+    whole += segment;
+  }
+  const end = whole.lastIndexOf(" ");
+  return `${end > TITLE_CHARS / 2 ? whole.slice(0, end) : whole}…`;
 }

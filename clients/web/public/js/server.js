@@ -1,5 +1,7 @@
 /** The server that this page came from: its address, the key for it, and what its errors mean. */
 
+import { ofBrowser, ofTab } from "./browser_storage.js";
+
 const KEY = "streamserve.key";
 const READY_POLL_MS = 1000;
 
@@ -45,16 +47,17 @@ export function address(path) {
 /** The key, kept for this tab or, if the user wants it, in this browser. */
 export const key = {
   get value() {
-    return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+    const kept = ofTab.get(KEY) ?? ofBrowser.get(KEY) ?? "";
+    // Others cannot be sent.
+    return /^[\x21-\x7e]*$/.test(kept) ? kept : "";
   },
   /**
    * @param {string} value
    * @param {boolean} isRemembered
    */
   set(value, isRemembered) {
-    localStorage.removeItem(KEY);
-    sessionStorage.setItem(KEY, value);
-    if (isRemembered) localStorage.setItem(KEY, value);
+    ofTab.set(KEY, value);
+    ofBrowser.set(KEY, isRemembered ? value : null);
   },
 };
 

@@ -1,6 +1,6 @@
 /** The list of conversations. */
 
-import { byId, el, iconButton } from "./dom.js";
+import { byId, el, iconButton, isComposing } from "./dom.js";
 import { dayName } from "./numbers.js";
 import { prefer, preferences } from "./preferences.js";
 
@@ -73,8 +73,7 @@ export class Sidebar {
    */
   draw(conversations, current, busy) {
     this.#draw = () => this.draw(conversations, current, busy);
-    const focused = document.activeElement?.closest("[data-conversation]");
-    const focus = focused instanceof HTMLElement && this.#list.contains(focused) ? focused.dataset : null;
+    const focus = this.#focus();
     // What is being typed is not drawn away.
     if (this.#renamed !== null && this.#list.querySelector("input")) return;
     const now = new Date();
@@ -89,10 +88,24 @@ export class Sidebar {
     );
     const nothing = el("p", { class: "hint" }, "Conversations are listed here.");
     this.#list.replaceChildren(...(groups.length ? groups : [nothing]));
-    if (focus) {
-      const item = this.#list.querySelector(`[data-conversation="${focus.conversation}"] button`);
-      if (item instanceof HTMLElement) item.focus();
-    }
+    if (!focus) return;
+    const items = [...this.#list.querySelectorAll("[data-conversation]")];
+    // Of one that was deleted, it goes to the one that has its place.
+    const item = items.find((each) => each.getAttribute("data-conversation") === focus.id) ?? items[focus.place] ?? items.at(-1);
+    const button = item ? item.querySelectorAll("button")[focus.button] : byId("new-chat", HTMLButtonElement);
+    button?.focus();
+  }
+
+  /** @returns {{id: string | null, place: number, button: number} | null} where in the list the focus is */
+  #focus() {
+    const focused = document.activeElement;
+    const item = focused?.closest("[data-conversation]");
+    if (!focused || !item || !this.#list.contains(item)) return null;
+    return {
+      id: item.getAttribute("data-conversation"),
+      place: [...this.#list.querySelectorAll("[data-conversation]")].indexOf(item),
+      button: Math.max(0, [...item.querySelectorAll("button")].findIndex((each) => each === focused)),
+    };
   }
 
   /** @param {Conversation} conversation @param {boolean} isCurrent @param {boolean} isBusy */
@@ -101,7 +114,7 @@ export class Sidebar {
       this.deeds.open(conversation.id);
       this.closeIfNarrow();
     };
-    const title = el("button", { type: "button", class: "conversation", click: open }, conversation.title);
+    const title = el("button", { type: "button", class: "conversation", dir: "auto", click: open }, conversation.title);
     title.title = conversation.title;
     if (isCurrent) title.setAttribute("aria-current", "page");
     const rename = iconButton("edit", `Rename ${conversation.title}`, () => this.#rename(conversation, item));
@@ -115,7 +128,7 @@ export class Sidebar {
   /** @param {Conversation} conversation @param {HTMLElement} item */
   #rename(conversation, item) {
     this.#renamed = conversation.id;
-    const input = el("input", { type: "text", "aria-label": "New name", maxlength: "200" });
+    const input = el("input", { type: "text", "aria-label": "New name", maxlength: "200", dir: "auto" });
     input.value = conversation.title;
     /** @param {boolean} isWanted */
     const end = (isWanted) => {
@@ -128,9 +141,10 @@ export class Sidebar {
       if (again instanceof HTMLElement) again.focus();
     };
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.isComposing) end(true);
-      if (event.key === "Escape") end(false);
       event.stopPropagation();
+      if (isComposing(event)) return;
+      if (event.key === "Enter") end(true);
+      if (event.key === "Escape") end(false);
     });
     input.addEventListener("blur", () => end(true));
     item.replaceChildren(input);

@@ -6,6 +6,8 @@
  * others did.
  */
 
+import { conversationOf, messageOf } from "./records.js";
+
 /** @typedef {import("./types.js").Conversation} Conversation */
 /** @typedef {import("./types.js").Message} Message */
 /** @typedef {"conversations" | "messages"} TableName */
@@ -31,8 +33,19 @@ function result(request) {
   });
 }
 
+/**
+ * @param {IDBTransaction} transaction
+ * @returns {Promise<void>} rejects if it is not committed, for lack of room as a rule
+ */
+function committed(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
 /** @returns {Promise<IDBDatabase>} */
-function open() {
+async function open() {
   const request = indexedDB.open(NAME, VERSION);
   request.onupgradeneeded = () => {
     request.result.createObjectStore("conversations", { keyPath: "id" });
@@ -42,19 +55,36 @@ function open() {
   return result(request);
 }
 
+/**
+ * What the browser does not take, because it keeps nothing or has no room, is held here while the page is open, and
+ * read as if it were kept.
+ */
 export class Store {
   #database;
+  #tellKept;
   #channel = new BroadcastChannel(NAME);
+  /** @type {{conversations: Map<string, Conversation>, messages: Map<string, Message>}} */
+  #held = { conversations: new Map(), messages: new Map() };
 
-  /** @param {IDBDatabase} database */
-  constructor(database) {
+  /**
+   * @param {IDBDatabase | null} database
+   * @param {(error: unknown) => void} tellKept  is told why something is not kept; null when all is
+   */
+  constructor(database, tellKept) {
     this.#database = database;
+    this.#tellKept = tellKept;
     // A newer page in another tab may want to change the form of what is kept.
-    database.onversionchange = () => database.close();
+    if (database) database.onversionchange = () => database.close();
   }
 
-  static async open() {
-    return new Store(await open());
+  /** @param {(error: unknown) => void} tellKept  is told why something is not kept; null when all is */
+  static async open(tellKept) {
+    try {
+      return new Store(await open(), tellKept);
+    } catch (error) {
+      tellKept(error);
+      return new Store(null, tellKept);
+    }
   }
 
   /**
@@ -76,23 +106,32 @@ export class Store {
 
   /** @returns {Promise<Conversation[]>} those that are not deleted, the latest first */
   async conversations() {
-    const all = await result(this.#table("conversations").getAll());
-    return all
-      .filter((/** @type {Conversation} */ each) => each.deletedAt === null)
-      .sort((/** @type {Conversation} */ a, /** @type {Conversation} */ b) => b.updatedAt - a.updatedAt);
+    const kept = await this.#read(() => this.#table("conversations").getAll());
+    const all = new Map(kept.map(conversationOf).flatMap((each) => (each ? [[each.id, each]] : [])));
+    for (const each of this.#held.conversations.values()) all.set(each.id, { ...each });
+    return [...all.values()].filter((each) => each.deletedAt === null).sort((a, b) => b.updatedAt - a.updatedAt);
   }
 
   /**
    * @param {string} conversation
    * @returns {Promise<Message[]>}
    */
-  messages(conversation) {
-    return result(this.#table("messages").index("conversation").getAll(conversation));
+  async messages(conversation) {
+    const kept = await this.#read(() => this.#table("messages").index("conversation").getAll(conversation));
+    const all = new Map(kept.map(messageOf).flatMap((each) => (each ? [[each.id, each]] : [])));
+    for (const each of this.#held.messages.values()) {
+      if (each.conversation === conversation) all.set(each.id, { ...each });
+    }
+    return [...all.values()];
   }
 
   /** @param {Conversation} conversation  a new one */
   async add(conversation) {
-    await result(this.#table("conversations", "readwrite").put(conversation));
+    await this.#write(this.#held.conversations, { ...conversation }, () => {
+      const table = this.#table("conversations", "readwrite");
+      table.put(conversation);
+      return committed(table.transaction);
+    });
     this.#tell(conversation.id);
   }
 
@@ -103,10 +142,16 @@ export class Store {
    * @param {Partial<Conversation>} fields
    */
   async change(id, fields) {
-    const table = this.#table("conversations", "readwrite");
-    const now = await result(table.get(id));
-    if (!now) return;
-    await result(table.put({ ...now, ...fields }));
+    const held = this.#held.conversations.get(id);
+    const [kept = held] = held ? [] : await this.#read(async () => [conversationOf(await result(this.#table("conversations").get(id)))]);
+    if (!kept) return;
+    await this.#write(this.#held.conversations, { ...kept, ...fields }, async () => {
+      const table = this.#table("conversations", "readwrite");
+      const done = committed(table.transaction);
+      const now = held ?? (await result(table.get(id)));
+      if (now) table.put({ ...now, ...fields });
+      await done;
+    });
     this.#tell(id);
   }
 
@@ -116,10 +161,12 @@ export class Store {
    * @param {Message} message  new, or one that this tab writes
    */
   async save(message) {
-    const table = this.#table("messages", "readwrite");
-    const saved = result(table.put(message));
-    table.transaction.commit();
-    await saved;
+    await this.#write(this.#held.messages, { ...message }, () => {
+      const table = this.#table("messages", "readwrite");
+      table.put(message);
+      table.transaction.commit();
+      return committed(table.transaction);
+    });
     this.#tell(message.conversation);
   }
 
@@ -131,33 +178,103 @@ export class Store {
    * @returns {Promise<Message | null>} null if another one was faster
    */
   async claim({ id, owner: before, savedAt }, owner) {
-    const table = this.#table("messages", "readwrite");
-    /** @type {Message | undefined} */
-    const now = await result(table.get(id));
-    if (now?.state !== "streaming" || now.owner !== before || now.savedAt !== savedAt) return null;
-    const claimed = { ...now, owner, savedAt: Date.now() };
-    await result(table.put(claimed));
-    this.#tell(claimed.conversation);
-    return claimed;
+    const [claimed] = await this.#read(async () => {
+      const table = this.#table("messages", "readwrite");
+      const done = committed(table.transaction);
+      const now = messageOf(await result(table.get(id)));
+      if (now?.state !== "streaming" || now.owner !== before || now.savedAt !== savedAt) return [];
+      const mine = { ...now, owner, savedAt: Date.now() };
+      table.put(mine);
+      await done;
+      return [mine];
+    });
+    if (claimed) this.#tell(claimed.conversation);
+    return claimed ?? null;
   }
 
   /** @param {number} before  what was deleted earlier than that is gone for good */
   async purge(before) {
-    const transaction = this.#database.transaction(["conversations", "messages"], "readwrite");
-    const conversations = transaction.objectStore("conversations");
-    const messages = transaction.objectStore("messages");
-    for (const { id, deletedAt } of await result(conversations.getAll())) {
-      if (deletedAt === null || deletedAt >= before) continue;
-      conversations.delete(id);
-      for (const message of await result(messages.index("conversation").getAllKeys(id))) {
-        messages.delete(message);
-      }
+    for (const [id, { deletedAt }] of this.#held.conversations) {
+      if (deletedAt !== null && deletedAt < before) this.#held.conversations.delete(id);
     }
+    await this.#read(async () => {
+      const transaction = this.#open().transaction(["conversations", "messages"], "readwrite");
+      const conversations = transaction.objectStore("conversations");
+      const messages = transaction.objectStore("messages");
+      for (const { id, deletedAt } of await result(conversations.getAll())) {
+        if (typeof deletedAt !== "number" || deletedAt >= before) continue;
+        conversations.delete(id);
+        for (const message of await result(messages.index("conversation").getAllKeys(id))) messages.delete(message);
+      }
+      return [];
+    });
+  }
+
+  /** @returns {IDBDatabase} */
+  #open() {
+    if (!this.#database) throw new Error("This browser keeps nothing for the page.");
+    return this.#database;
   }
 
   /** @param {TableName} name @param {IDBTransactionMode} [mode] */
   #table(name, mode = "readonly") {
-    return this.#database.transaction(name, mode).objectStore(name);
+    return this.#open().transaction(name, mode).objectStore(name);
+  }
+
+  /**
+   * @template T
+   * @param {() => IDBRequest<T[]> | Promise<T[]>} read
+   * @returns {Promise<T[]>} nothing, where nothing is kept
+   */
+  async #read(read) {
+    try {
+      const found = read();
+      return await (found instanceof IDBRequest ? result(found) : found);
+    } catch {
+      return [];
+    }
+  }
+
+  /**
+   * @template {{id: string}} T
+   * @param {Map<string, T>} held
+   * @param {T} record
+   * @param {() => Promise<void>} write
+   */
+  async #write(held, record, write) {
+    try {
+      await write();
+      held.delete(record.id);
+      await this.#writeHeld();
+    } catch (error) {
+      held.set(record.id, record);
+      this.#tellKept(error);
+    }
+  }
+
+  /** There was room just now, so there may be for what found none before. */
+  async #writeHeld() {
+    const { conversations, messages } = this.#held;
+    if (!conversations.size && !messages.size) return;
+    const transaction = this.#open().transaction(["conversations", "messages"], "readwrite");
+    const done = committed(transaction);
+    const written = /** @type {const} */ ([
+      ["conversations", conversations, [...conversations.values()]],
+      ["messages", messages, [...messages.values()]],
+    ]);
+    for (const [name, , records] of written) {
+      for (const record of records) transaction.objectStore(name).put(record);
+    }
+    try {
+      await done;
+    } catch {
+      return;
+    }
+    // Those that have changed since are other records, which have their own way here.
+    for (const [, held, records] of written) {
+      for (const record of records) if (held.get(record.id) === record) held.delete(record.id);
+    }
+    if (!conversations.size && !messages.size) this.#tellKept(null);
   }
 
   /** @param {string} conversation */

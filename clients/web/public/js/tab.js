@@ -10,13 +10,20 @@ export class Tab {
   /** @type {Promise<void>} resolves when others can see this one */
   isHere;
 
+  #canAsk = isSecureContext;
+
   constructor() {
-    // Held until the page goes away, however it does.
     this.isHere = new Promise((resolve) => {
-      if (!isSecureContext) return resolve();
-      navigator.locks.request(lockName(this.id), () => {
+      if (!this.#canAsk) return resolve();
+      // Held until the page goes away, however it does.
+      const hold = () => {
         resolve();
         return new Promise(() => {});
+      };
+      navigator.locks.request(lockName(this.id), hold).catch(() => {
+        // A browser that keeps nothing for the page has no locks for it either.
+        this.#canAsk = false;
+        resolve();
       });
     });
   }
@@ -29,7 +36,7 @@ export class Tab {
   async isGone(owner, savedAt) {
     if (owner === this.id) return false;
     if (savedAt === 0) return true;
-    if (!isSecureContext) return Date.now() - savedAt > STALE_MS;
+    if (!this.#canAsk) return Date.now() - savedAt > STALE_MS;
     const { held = [] } = await navigator.locks.query();
     return !held.some(({ name }) => name === lockName(owner));
   }

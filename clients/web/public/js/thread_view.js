@@ -22,6 +22,8 @@ export class ThreadView {
   #list = el("div", { class: "messages" });
   #welcome;
   #isFollowing = true;
+  /** Where the reader was last. */
+  #seen = { top: 0, height: 0, visible: 0 };
 
   /**
    * @param {HTMLElement} scroller
@@ -36,7 +38,7 @@ export class ThreadView {
     this.#welcome = welcome(suggest);
     scroller.append(this.#list, this.#welcome);
     // Whoever scrolls up wants to read there, however fast text comes in.
-    scroller.addEventListener("scroll", () => this.#look(), { passive: true });
+    scroller.addEventListener("scroll", () => this.#hearScroll(), { passive: true });
     toEnd.addEventListener("click", () => this.follow());
     new ResizeObserver(() => this.#keepUp()).observe(scroller);
   }
@@ -87,6 +89,17 @@ export class ThreadView {
     return view;
   }
 
+  #hearScroll() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    const { top, height, visible } = this.#seen;
+    const gap = scrollHeight - scrollTop - clientHeight;
+    // Less text or more room moves the place too; a reader is who goes up without either, be it by one line.
+    const goesUp = scrollTop < top - 1 && scrollHeight >= height && clientHeight <= visible;
+    if (goesUp) this.#isFollowing = gap < 1;
+    else if (scrollTop > top && gap < NEAR_PX) this.#isFollowing = true;
+    this.#look();
+  }
+
   #keepUp() {
     if (this.#isFollowing) this.scroller.scrollTop = this.scroller.scrollHeight;
     this.#look();
@@ -94,8 +107,10 @@ export class ThreadView {
 
   #look() {
     const { scrollTop, scrollHeight, clientHeight } = this.scroller;
-    this.#isFollowing = scrollHeight - scrollTop - clientHeight < NEAR_PX;
-    this.toEnd.hidden = this.#isFollowing;
+    this.#seen = { top: scrollTop, height: scrollHeight, visible: clientHeight };
+    const gap = scrollHeight - scrollTop - clientHeight;
+    if (gap < 1) this.#isFollowing = true;
+    this.toEnd.hidden = this.#isFollowing || gap < NEAR_PX;
   }
 }
 

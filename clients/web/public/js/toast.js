@@ -18,7 +18,7 @@ export function toast(text, label, deed) {
     close();
     deed();
   };
-  const line = el("span", {}, text);
+  const line = el("span", { dir: "auto" }, text);
   place.replaceChildren(el("div", { class: "toast" }, line, el("button", { type: "button", class: "button", click }, label)));
   clearTimeout(timer);
   timer = setTimeout(close, SHOWN_MS);

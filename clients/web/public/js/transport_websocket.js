@@ -8,6 +8,9 @@ import { address, ConnectionLost, key, models, Problem } from "./server.js";
 
 const SUBPROTOCOL = "streamserve";
 const KEY_SUBPROTOCOL = "openai-insecure-api-key.";
+// The characters of a token in HTTP: browsers take no other subprotocol.
+const SUITABLE_KEY = /^[\w!#$%&'*+.^`|~-]*$/;
+const UNSUITABLE = "Browsers cannot send this key over a WebSocket, for its special characters. Stream over server-sent events (in the settings).";
 
 // The server's own pings are not seen here. The page asks before it takes silence for the end.
 const PING_MS = 20_000;
@@ -128,6 +131,25 @@ class Connection {
   }
 }
 
+/**
+ * @template T
+ * @param {Promise<T>} promise
+ * @param {AbortSignal} signal
+ * @returns {Promise<T>} rejects as soon as the signal says so, however long the other takes
+ */
+async function unlessAborted(promise, signal) {
+  const done = new AbortController();
+  /** @type {Promise<never>} */
+  const aborted = new Promise((_, reject) => {
+    signal.addEventListener("abort", () => reject(signal.reason), { once: true, signal: done.signal });
+  });
+  try {
+    return await Promise.race([promise, aborted]);
+  } finally {
+    done.abort();
+  }
+}
+
 /** @returns {import("./types.js").Transport} */
 export function webSocketTransport() {
   /** @type {Connection | null} */
@@ -135,14 +157,16 @@ export function webSocketTransport() {
 
   /** @param {AbortSignal} signal */
   async function connected(signal) {
+    if (!SUITABLE_KEY.test(key.value)) throw new Problem(400, { message: UNSUITABLE });
     if (!connection?.isUsable || connection.key !== key.value) {
       connection?.close();
       connection = new Connection(key.value);
     }
     const opened = connection;
     try {
-      await opened.isOpen;
+      await unlessAborted(opened.isOpen, signal);
     } catch (error) {
+      signal.throwIfAborted();
       // A browser does not say why a WebSocket was turned down; the same server will, over HTTP.
       await models();
       throw error;

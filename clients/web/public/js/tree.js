@@ -21,10 +21,10 @@ export function pathTo(messages, leaf) {
   const path = [];
   let at = leaf === null ? undefined : messages.get(leaf);
   while (at && path.length <= messages.size) {
-    path.unshift(at);
+    path.push(at);
     at = at.parent === null ? undefined : messages.get(at.parent);
   }
-  return path;
+  return path.reverse();
 }
 
 /**
@@ -49,14 +49,20 @@ export function versionsByParent(messages) {
  * @returns {string | null} the end of the branch through `from` in which something was said last
  */
 export function leafUnder(messages, from) {
+  const versions = versionsByParent(messages);
+  const isStart = (/** @type {Message} */ { id, parent }) =>
+    from === null ? parent === null || !messages.has(parent) : id === from;
+  // Each message is looked at once, however long the conversation.
+  let level = [...messages.values()].filter(isStart);
   /** @type {{depth: number, message: Message} | null} */
   let best = null;
-  for (const message of messages.values()) {
-    const path = pathTo(messages, message.id);
-    if (from !== null && !path.some((each) => each.id === from)) continue;
-    // A question and its answer may be of the same millisecond.
-    const order = best ? message.createdAt - best.message.createdAt || path.length - best.depth : 1;
-    if (order > 0 || (order === 0 && best && message.id > best.message.id)) best = { depth: path.length, message };
+  for (let depth = 0; level.length && depth <= messages.size; depth += 1) {
+    for (const message of level) {
+      // A question and its answer may be of the same millisecond.
+      const order = best ? message.createdAt - best.message.createdAt || depth - best.depth : 1;
+      if (order > 0 || (order === 0 && best && message.id > best.message.id)) best = { depth, message };
+    }
+    level = level.flatMap(({ id }) => versions.get(id) ?? []);
   }
   return best ? best.message.id : from;
 }
