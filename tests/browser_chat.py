@@ -157,7 +157,7 @@ class Chat:
         self.until("!document.querySelector('[aria-busy=true]')")
 
     def notice(self, text: str) -> Any:
-        """What the page says under an answer or above the message box (and tells screen readers elsewhere)."""
+        """What the page says under an answer or above the message box (screen readers hear it elsewhere)."""
         return self.page.locator(".notice", has_text=text)
 
     @property

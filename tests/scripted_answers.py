@@ -44,13 +44,17 @@ WHOLE_STREAM = (
 
 
 class Script:
-    """Answers one request after the other; an exception is raised."""
+    """Answers one request after the other; an exception is raised. Streams that are ended are not there."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
         self.requests = []
+        self.ended = []
 
     def __call__(self, request):
+        if request.method == "DELETE" and not self.answers:
+            self.ended.append(request.url.path)
+            return refused(404, "stream_not_found")
         self.requests.append(request)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -60,3 +64,24 @@ class Script:
     @property
     def bodies(self):
         return [json.loads(request.content) for request in self.requests]
+
+
+class BrokenBody(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """Some bytes, then the connection is gone."""
+
+    def __init__(self, *events, error=httpx.ReadError):
+        self.data, self.error, self.is_closed = "".join(events).encode(), error, False
+
+    def __iter__(self):
+        yield self.data
+        raise self.error("gone")
+
+    async def __aiter__(self):
+        yield self.data
+        raise self.error("gone")
+
+    def close(self):
+        self.is_closed = True
+
+    async def aclose(self):
+        self.is_closed = True

@@ -46,7 +46,7 @@ class ScriptedAnswer:
     """Gives what the test puts into it: batches, one object, an exception, or the end."""
 
     def __init__(self, endpoint: ScriptedEndpoint, call: Call) -> None:
-        self.id = f"answer-{call.body.get('request_id', call.request_id)}"
+        self.id = f"cmpl-{call.body.get('request_id', call.request_id)}"
         self.is_stream = bool(call.body.get("stream"))
         self.asks_resume = bool((call.body.get("stream_options") or {}).get("resumable"))
         self.call = call

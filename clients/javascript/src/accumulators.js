@@ -38,7 +38,7 @@ export class ChoicesAccumulator {
 
   /** Hot: once a chunk. @param {any} chunk */
   add(chunk) {
-    if ("error" in chunk) throw apiError(chunk.error);
+    if (chunk.error) throw apiError(chunk.error);
     try {
       if (!this.hasBegun) {
         const { id, created, model } = chunk;
@@ -89,7 +89,7 @@ export class ChoicesAccumulator {
     const known = this.#choices.get(index);
     known.text += this.#part(choice);
     if (logprobs) known.fields.logprobs = joined(known.fields.logprobs ?? {}, logprobs);
-    if (ids) known.fields.token_ids = [...(known.fields.token_ids ?? []), ...ids];
+    if (ids) append((known.fields.token_ids ??= []), ids);
     for (const [name, value] of Object.entries(others)) {
       if (value !== null) known.fields[name] = value;
     }
@@ -103,8 +103,13 @@ export class ChoicesAccumulator {
  * @param {Record<string, any[] | null>} added
  */
 function joined(known, added) {
-  for (const [name, values] of Object.entries(added)) (known[name] ??= []).push(...(values ?? []));
+  for (const [name, values] of Object.entries(added)) append((known[name] ??= []), values ?? []);
   return known;
+}
+
+/** There is a limit to how many arguments `push` can have. @param {any[]} known is changed @param {any[]} added */
+function append(known, added) {
+  for (const value of added) known.push(value);
 }
 
 /** Of the Responses API, whose last event has the whole answer. @implements {Accumulator} */

@@ -4,6 +4,7 @@ import { CHAT, COMPLETIONS, RESPONSES, streamCall, wholeCall } from "./endpoints
 import { ClientError, ConnectionFailed, StreamInterrupted } from "./errors.js";
 import { HttpTransport } from "./http.js";
 import { sleep } from "./life.js";
+import { Departures } from "./departures.js";
 import { Place } from "./place.js";
 import { Attempts } from "./retries.js";
 import { Settings } from "./settings.js";
@@ -29,6 +30,7 @@ class Caller {
   #retries;
   #sleep;
   #abandon;
+  #departures = new Departures((place) => this.#leave(place));
 
   /**
    * @param {Transport} transport
@@ -69,10 +71,11 @@ class Caller {
   async *chunks(call, progress, signal) {
     const attempts = new Attempts(this.#retries);
     const place = new Place(call, this.#retries.resume > 0);
+    this.#departures.add(place);
     try {
       for (;;) {
         let delay;
-        place.isAttached = false;
+        place.turn();
         try {
           signal.throwIfAborted();
           for await (const event of this.#transport.events(call, place, signal)) {
@@ -89,9 +92,17 @@ class Caller {
         await this.#sleep(delay, signal);
       }
     } finally {
-      // Left early: the server would wait for somebody to come back.
-      if (place.mayExist && !progress.isComplete) await this.#abandon(place.path);
+      this.#departures.delete(place);
+      if (!progress.isComplete) this.#leave(place);
     }
+  }
+
+  /** Nobody waits for it: where it takes long, that is no reason for whoever leaves to stay. @param {Place} place */
+  #leave(place) {
+    if (!place.mayExist) return;
+    // The server would wait for somebody to come back.
+    place.forget();
+    void this.#abandon(place.path);
   }
 }
 
@@ -106,11 +117,11 @@ class Caller {
 function nextDelay(attempts, error, progress, place) {
   try {
     // After the first chunk the request cannot be made again, for the text would begin anew.
-    return progress.hasBegun ? attempts.returnDelay(error, place) : attempts.delay(error);
+    return progress.hasBegun ? attempts.returnDelay(error, place) : attempts.streamDelay(error, place);
   } catch {
     // Anything else says that nobody wants it any more.
     if (!(error instanceof ClientError)) throw error;
-    place.forget();
+    place.settle(error);
     if (!progress.hasBegun || (place.isAttached && !(error instanceof ConnectionFailed))) throw error;
     throw new StreamInterrupted(error.message, progress.text, progress.answer(), { cause: error });
   }

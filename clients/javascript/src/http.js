@@ -64,10 +64,12 @@ export class HttpTransport {
   async *events(call, place, signal) {
     const life = new Life(signal);
     try {
-      const response = await (place.connect() ? this.#return(place, life) : this.#create(call, place, life));
+      const asking = place.hasComeBack ? this.#return(place, life) : this.#create(call, place, life);
+      place.sent();
+      const response = await asking;
       if (!response.ok) throw await errorOf(response, life);
       const type = response.headers.get("Content-Type") ?? "";
-      if (!type.startsWith("text/event-stream") || response.body === null) {
+      if (!/^text\/event-stream\s*(;|$)/i.test(type) || response.body === null) {
         throw new InvalidAnswer(`the server sent ${JSON.stringify(type)} instead of a stream`);
       }
       place.attach(place.isKept ? response.headers.get("X-Stream-Id") : null);
@@ -90,8 +92,7 @@ export class HttpTransport {
         const { done, value } = await life.during(next, this.#settings.timeouts.idle, silence);
         if (done) return;
         for (const { id, data } of decoder.decode(value)) {
-          place.passed(id);
-          yield data === DONE ? null : parseObject(data);
+          if (place.takes(id)) yield data === DONE ? null : parseObject(data);
         }
       }
     } finally {
@@ -103,16 +104,18 @@ export class HttpTransport {
   /** @param {Call} call @param {Place} place @param {Life} life */
   #create(call, place, life) {
     /** @type {Record<string, string>} */
-    const headers = place.isKept ? { "X-Stream-Resume": "1", "X-Request-Id": place.requestId } : {};
+    const headers = place.isKept ? { "X-Stream-Resume": "1" } : {};
+    // What the caller has chosen is in the body, and the server says whether it can be one.
+    if (place.isKept && call.body.request_id === undefined) headers["X-Request-Id"] = place.requestId;
     return this.#begin("POST", call.path, { body: call.body, headers }, life);
   }
 
   /** The server answers with the next event, or not at all. @param {Place} place @param {Life} life */
   #return(place, life) {
-    /** @type {Record<string, string>} */
     const headers = { Accept: "text/event-stream" };
-    if (place.numEvents) headers["Last-Event-ID"] = `${place.name}:${place.numEvents}`;
-    return this.#begin("GET", place.path, { headers, limit: this.#settings.timeouts.idle, late: silence }, life);
+    if (place.numEvents === 0) return this.#begin("GET", place.path, { headers }, life);
+    const options = { headers: { ...headers, "Last-Event-ID": `${place.name}:${place.numEvents}` } };
+    return this.#begin("GET", place.path, { ...options, limit: this.#settings.timeouts.idle, late: silence }, life);
   }
 
   /** @param {string} method @param {string} path @param {Options} options @param {AbortSignal} signal */
@@ -192,10 +195,12 @@ async function errorOf(response, life) {
   const body = await textOf(response, life);
   let error;
   try {
-    error = JSON.parse(body).error ?? body;
+    error = JSON.parse(body).error;
   } catch {
-    error = body.trim().slice(0, 200);
+    // Told below.
   }
+  error ??= body.trim().slice(0, 200);
+  if (response.redirected) error = `${response.url}, to which the server redirects, answered ${response.status}`;
   const retryAfter = parseRetryAfter(response.headers.get("Retry-After"));
   return apiError(error, { status: response.status, retryAfter, requestId: response.headers.get("X-Request-Id") });
 }

@@ -85,7 +85,7 @@ export async function sleep(milliseconds, signal) {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
   try {
-    await abortable(new Promise((resolve) => { timer = setTimeout(resolve, milliseconds); }), signal);
+    await abortable(new Promise((resolve) => { timer = setTimeout(resolve, Math.min(milliseconds, 2 ** 31 - 1)); }), signal);
   } finally {
     clearTimeout(timer);
   }

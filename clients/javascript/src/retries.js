@@ -13,8 +13,8 @@ const MAX_RETURN_DELAY = 5000;
  * @property {number} maxRetries tries after the first one; 0 for none
  * @property {number} firstDelay wait after the first failure, at most
  * @property {number} maxDelay longest wait; if the server names a longer time, the error is thrown instead
- * @property {number} resume waits in all, without anything of the stream meanwhile, before one that broke off is given
- *   up; with 0 streams end with their connections, also on the server
+ * @property {number} resume time without anything of a stream, from when it broke off until it is given up; with 0
+ *   streams end with their connections, also on the server
  * @property {() => number} chance a number from 0 to 1
  */
 
@@ -27,6 +27,7 @@ export const DEFAULT_RETRIES = {
 export class Attempts {
   #numFailures = 0;
   #waited = 0;
+  #lostAt = 0;
   #numEvents = 0;
   #retries;
 
@@ -52,6 +53,20 @@ export class Attempts {
   }
 
   /**
+   * The same for a stream of which nothing has come.
+   *
+   * @param {unknown} error
+   * @param {import("./place.js").Place} place
+   * @returns {number}
+   */
+  streamDelay(error, place) {
+    const { maxRetries, maxDelay } = this.#retries;
+    this.#numFailures += 1;
+    if (this.#numFailures > maxRetries || !place.isUnreached(error)) throw error;
+    return this.#wait(error, maxDelay, maxDelay);
+  }
+
+  /**
    * The same for a stream of which something has come, and which cannot be begun anew.
    *
    * @param {unknown} error
@@ -62,9 +77,11 @@ export class Attempts {
     if (place.numEvents > this.#numEvents) {
       this.#numEvents = place.numEvents;
       this.#numFailures = this.#waited = 0;
+      this.#lostAt = performance.now();
     }
     this.#numFailures += 1;
-    const left = this.#retries.resume - this.#waited;
+    // Tries take their time too; the waits count even where a caller's own are none.
+    const left = this.#retries.resume - Math.max(this.#waited, performance.now() - this.#lostAt);
     if (left <= 0 || !place.canReturn(error)) throw error;
     const delay = this.#wait(error, MAX_RETURN_DELAY, left);
     this.#waited += delay;

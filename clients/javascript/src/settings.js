@@ -14,6 +14,14 @@ import { DEFAULT_RETRIES } from "./retries.js";
 /** @type {Timeouts} */
 const DEFAULT_TIMEOUTS = { connect: 10_000, answer: null, idle: 60_000 };
 
+/** The longest time that a timer can have; with a longer one it fires at once. */
+const MAX_TIMER = 2 ** 31 - 1;
+
+/** @param {number | null} limit */
+function limitOf(limit) {
+  return limit === null || limit > MAX_TIMER ? null : limit;
+}
+
 export class Settings {
   /**
    * @param {string} url
@@ -25,8 +33,15 @@ export class Settings {
     }
     this.baseUrl = url.replace(/\/+$/, "").replace(/\/v1$/, "");
     this.socketUrl = `${this.baseUrl.replace(/^http/, "ws")}/v1/ws`;
+    if (/[?#]/.test(url)) throw new TypeError("url must end with its path: requests append theirs.");
+    if (/^https?:\/\/[^/]*@/.test(url)) throw new TypeError("url must not have a user and a password; give a key as apiKey.");
     this.apiKey = options.apiKey ?? null;
-    this.timeouts = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
+    // Whoever sends it would show it in the error.
+    if (this.apiKey !== null && !/^[!-~]+( +[!-~]+)*$/.test(this.apiKey)) {
+      throw new TypeError("apiKey must be printable ASCII, not empty, and without spaces or line ends around it.");
+    }
+    const { connect, answer, idle } = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
+    this.timeouts = { connect: limitOf(connect), answer: limitOf(answer), idle: limitOf(idle) };
     this.retries = { ...DEFAULT_RETRIES, ...options.retries };
   }
 

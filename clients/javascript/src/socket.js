@@ -149,7 +149,8 @@ class Connection {
 
   /** Ends it and all its streams. */
   close() {
-    const cancels = this.#streams.abandon();
+    // Streams that the server keeps would go on without the connection.
+    const cancels = this.#streams.leaveAll();
     if (this.#socket.readyState === this.#socket.OPEN) for (const cancel of cancels) this.#send(cancel);
     this.#lose("the client was closed");
   }
@@ -183,6 +184,8 @@ class Connection {
   #watch() {
     if (this.#idle === null) return;
     const idle = this.#idle;
+    // Of streams that are over, and that nobody has left yet.
+    clearTimeout(this.#timer);
     this.#lastHeard = Date.now();
     let isAsked = false;
     const look = () => {

@@ -11,7 +11,7 @@
  * "n":N. An error without one is none of the stream.
  */
 
-import { apiError, ConnectionFailed } from "./errors.js";
+import { apiError, ConnectionFailed, InvalidAnswer } from "./errors.js";
 import { parseObject } from "./http.js";
 
 export const PING = '{"type":"ping"}';
@@ -69,7 +69,8 @@ export class Multiplexer {
    */
   open(call, place, inbox) {
     const id = ++this.#lastId;
-    const message = place.connect() ? returnOf(place) : creationOf(call, place);
+    const message = place.hasComeBack ? returnOf(place) : creationOf(call, place);
+    place.sent();
     this.#places.set(id, place);
     this.#inboxes.set(id, inbox);
     if (this.isLost) this.#end(id, new ConnectionFailed("the connection is over"));
@@ -87,16 +88,19 @@ export class Multiplexer {
   take(text) {
     const message = parseObject(text);
     const { type, id } = message;
-    this.#pass(message);
+    if (!this.#pass(message)) return;
     if (type === "pong") {
       this.#unconfirmed.shift();
     } else if (type === "chunk" || type === "result") {
+      if (typeof message[type] !== "object" || message[type] === null) {
+        throw new InvalidAnswer(`the server sent a message without an object: ${text.slice(0, 200)}`);
+      }
       this.#inboxes.get(id)?.put(message[type]);
     } else if (type === "done") {
       this.#end(id, null);
     } else if (type === "error") {
-      const { status = null, retry_after: seconds = null } = message.error ?? {};
-      const retryAfter = seconds === null ? null : seconds * 1000;
+      const { status = null, retry_after: seconds } = message.error ?? {};
+      const retryAfter = typeof seconds === "number" ? seconds * 1000 : null;
       this.#end(id === undefined ? this.#unconfirmed[0] : id, apiError(message.error, { status, retryAfter }));
     }
   }
@@ -110,10 +114,13 @@ export class Multiplexer {
     return JSON.stringify({ type: "cancel", id });
   }
 
-  /** Nobody wants the rest of any stream: the messages that say so. The streams learn of it by `lose`. */
-  abandon() {
-    for (const place of this.#places.values()) place.forget();
-    return [...this.#inboxes.keys()].map((id) => JSON.stringify({ type: "cancel", id }));
+  /** Nobody wants the rest of any stream: the messages that say so. */
+  leaveAll() {
+    return [...this.#inboxes].flatMap(([id, inbox]) => {
+      const cancel = this.leave(/** @type {number} */ (id));
+      inbox.put(new ConnectionFailed("the client was closed"));
+      return cancel ?? [];
+    });
   }
 
   /** The connection is over, and all its streams with it. @param {string} reason @param {number} [closeCode] */
@@ -126,20 +133,26 @@ export class Multiplexer {
     for (const id of [...this.#inboxes.keys()]) this.#end(id, new ConnectionFailed(reason));
   }
 
-  /** Says how far the message's stream is. Hot: once a chunk. @param {any} message */
+  /** Whether the message is none that its stream has had already. Hot: once a chunk. @param {any} message */
   #pass({ type, id, n, stream }) {
     const place = this.#places.get(id);
-    if (place === undefined) return;
+    if (place === undefined) return true;
     if (type === "accepted") {
-      place.attach(stream);
-    } else if (n !== undefined) {
+      if (typeof stream === "string") place.attach(stream);
+    } else if (typeof n === "number") {
       place.isAttached = true;
-      place.numEvents = n;
+      try {
+        return place.takesNumber(n);
+      } catch (error) {
+        this.#end(id, error);
+        return false;
+      }
     } else if (type === "error") {
       place.leftAlone();
     } else {
       place.attach(null);
     }
+    return true;
   }
 
   /** @param {unknown} id @param {Item} item */

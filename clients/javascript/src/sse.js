@@ -23,6 +23,11 @@ export class EventDecoder {
       this.#endedInCr = false;
     }
     if (text.endsWith("\r")) this.#endedInCr = true;
+    if (!/[\r\n]/.test(text)) {
+      // A large event comes in many pieces, which are looked at once.
+      this.#line += text;
+      return [];
+    }
     const lines = (this.#line + text).split(/\r\n|\r|\n/);
     this.#line = /** @type {string} */ (lines.pop());
     return lines.flatMap((line) => this.#take(line));

@@ -267,20 +267,21 @@ test("silence before an answer is waiting, in the middle of it a lost connection
 });
 
 test("cancel by id", async (t) => {
-  const { url, requests } = await serve(t, whole({ id: "a/b" }), refused(404, "stream_not_found"));
+  const { url, ended } = await serve(t);
   const client = new Client(url, { apiKey: "sesame" });
   await client.cancel("a/b");
-  assert.deepEqual([requests[0].method, requests[0].path], ["DELETE", "/v1/streams/a%2Fb"]);
+  assert.equal(await ended(), "/v1/streams/a%2Fb");
   await assert.rejects(client.cancel("over"), { name: "NotFound" });
 });
 
-test("a URL must be one, and so must a key", async () => {
-  for (const url of ["server.example", "ftp://server.example", "http://", ""]) {
-    assert.throws(() => new Client(url), TypeError);
+test("a URL must be one, and so must a key, which no error shows", () => {
+  const strange = ["http://host/v1?key=1", "http://host/#top", "http://user:sesame@host"];
+  for (const url of ["server.example", "ftp://server.example", "http://", "", ...strange]) {
+    assert.throws(() => new Client(url), (error) => error instanceof TypeError && !/same/.test(error.message));
   }
-  const { delays, options } = patient({ apiKey: "line\nend" });
-  await assert.rejects(new Client("http://127.0.0.1:9", options).chat.create({ messages: MESSAGES }), TypeError);
-  assert.deepEqual(delays, []);
+  for (const apiKey of ["sesame\n", "sésame", "line\nend", ""]) {
+    assert.throws(() => new Client("http://host", { apiKey }), (error) => error instanceof TypeError && !/same/.test(error.message));
+  }
 });
 
 test("every error is one of the tree", () => {

@@ -67,14 +67,23 @@ export function dropped(response) {
 /**
  * Serves `answers`, one for each request; ends with the test.
  *
- * @returns the URL, and the requests that came: method, path, headers and body
+ * @returns the URL, the requests that came (method, path, headers and body), and `ended()`, the path of the
+ *   next stream that is ended on the server, which says that there is none called "over"
  */
 export async function serve(test, ...answers) {
   const requests = [];
+  const paths = [];
+  let onEnded = () => {};
   const server = createServer(async (request, response) => {
     let text = "";
     for await (const piece of request) text += piece;
     const { method, url: path, headers } = request;
+    if (method === "DELETE") {
+      paths.push(path);
+      onEnded();
+      (path.endsWith("/over") ? refused(404, "stream_not_found") : whole({}))(response);
+      return;
+    }
     requests.push({ method, path, headers, body: text && JSON.parse(text) });
     const answer = answers.shift() ?? refused(500, "no_more_answers");
     answer(response);
@@ -84,7 +93,11 @@ export async function serve(test, ...answers) {
     server.closeAllConnections();
     server.close();
   });
-  return { url: `http://127.0.0.1:${server.address().port}`, requests };
+  const ended = async () => {
+    while (paths.length === 0) await new Promise((resolve) => { onEnded = resolve; });
+    return paths.shift();
+  };
+  return { url: `http://127.0.0.1:${server.address().port}`, requests, ended };
 }
 
 /** Options with which no time passes between two tries, and the delays that would have. */

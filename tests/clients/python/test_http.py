@@ -10,6 +10,7 @@ from scripted_answers import (
     SSE,
     USAGE,
     WHOLE_STREAM,
+    BrokenBody,
     Script,
     chat_chunk,
     event,
@@ -29,27 +30,6 @@ from streamserve_client import (
     ServiceUnavailable,
     StreamInterrupted,
 )
-
-
-class BrokenBody(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """Some bytes, then the connection is gone."""
-
-    def __init__(self, *events, error=httpx.ReadError):
-        self.data, self.error, self.is_closed = "".join(events).encode(), error, False
-
-    def __iter__(self):
-        yield self.data
-        raise self.error("gone")
-
-    async def __aiter__(self):
-        yield self.data
-        raise self.error("gone")
-
-    def close(self):
-        self.is_closed = True
-
-    async def aclose(self):
-        self.is_closed = True
 
 
 class EndlessBody(BrokenBody):

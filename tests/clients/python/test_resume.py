@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
-from scripted_answers import HEAD, MESSAGES, SSE, USAGE, Script, chat_chunk, event, refused
+from scripted_answers import HEAD, MESSAGES, SSE, USAGE, BrokenBody, Script, chat_chunk, event, refused
 
 from streamserve_client import APIError, Retries, StreamInterrupted
 
@@ -54,7 +56,8 @@ class KeptStream:
             assert request.headers["Accept"] == "text/event-stream"
             first += int(request.headers.get("Last-Event-ID", ":0").removeprefix(STREAM + ":").lstrip(":"))
         else:
-            assert (request.headers["X-Stream-Resume"], request.headers["X-Request-Id"]) == ("1", "r1")
+            assert request.headers["X-Stream-Resume"] == "1"
+            assert json.loads(request.content)["request_id"] == "r1"
         last = NUM_EVENTS if not self.breaks else min(first - 1 + self.breaks.pop(0), NUM_EVENTS)
         return httpx.Response(
             200, headers={**SSE, "X-Stream-Id": STREAM}, content="".join(numbered(first, last)).encode()
@@ -79,6 +82,21 @@ async def test_a_stream_goes_on_where_it_broke_off(make_client, num_events):
     assert server.methods == ["POST", "GET"]
     assert server.requests[1].headers["Last-Event-ID"] == f"{STREAM}:{num_events}"
     assert client.delays == [0.5]
+
+
+async def test_a_stream_goes_on_whatever_byte_it_broke_off_at(make_client):
+    data = "".join(numbered(1, NUM_EVENTS)).encode()
+    for size in range(len(data)):
+        server = KeptStream()
+
+        def handler(request, server=server, size=size):
+            answer = server(request)
+            if request.method == "GET" or answer.status_code != 200:
+                return answer
+            return httpx.Response(200, headers=answer.headers, stream=BrokenBody(data[:size].decode()))
+
+        reading = await make_client(handler).read("chat", MESSAGES, request_id="r1")
+        assert (reading.text, reading.chunks) == ("Hello!", list(CHUNKS)), size
 
 
 async def test_and_again_as_often_as_it_breaks(make_client):
@@ -142,14 +160,23 @@ async def test_the_id_of_another_request_is_an_error(make_client):
     assert server.methods == ["POST"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(404, "stream_not_found"), (410, "events_gone"), (401, "no")])
-async def test_a_stream_that_is_gone_tells_what_had_come(make_client, status, code):
+@pytest.mark.parametrize(
+    ("status", "code", "ends"),
+    [
+        (404, "stream_not_found", []),
+        (409, "stream_taken", []),
+        (410, "events_gone", ["DELETE"]),
+        (401, "no", ["DELETE"]),
+    ],
+)
+async def test_a_stream_that_is_gone_tells_what_had_come(make_client, status, code, ends):
+    """And is ended, if it may still run and nobody else reads it."""
     server = KeptStream(3, answers=[None, refused(status, code)])
     with pytest.raises(StreamInterrupted) as raised:
         await read(make_client(server))
     assert raised.value.partial_text == "Hello"
     assert raised.value.__cause__.status == status
-    assert server.methods == ["POST", "GET"]
+    assert server.methods == ["POST", "GET", *ends]
 
 
 async def test_a_busy_server_says_when_to_come_back(make_client):

@@ -57,6 +57,8 @@ def test_the_last_error_is_the_one_that_is_raised():
         ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
         ("Wed, 21 Oct 2015 07:28:30 -0000", 30.0),
         ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("Mon, 01 Jan 99999999999 00:00:00 GMT", None),
+        ("Mon, 01 Jan 2020 00:00:00 +9999999", None),
     ],
 )
 def test_retry_after(header, seconds):

@@ -242,3 +242,41 @@ async def test_a_client_that_is_closed_ends_its_streams(client, server):
     await soon(answer.is_closed.wait())
     with pytest.raises(Exception, match="the client is closed"):
         await client.create("completions", "One")
+
+
+async def test_a_lost_connection_loses_nothing_of_a_kept_stream(client, server):
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(client.read("completions", "One"))
+        answer = await server.endpoint.answer(0)
+        for text in "abcd":
+            answer.give([chunk(text), chunk(text.upper())])
+            await pass_one(client, server)
+            cut(server)
+        answer.give(END)
+    assert reading.result().text == "aAbBcCdD"
+    assert [one.call.body["prompt"] for one in server.endpoint.answers].count("One") == 1
+
+
+async def test_a_request_that_has_given_nothing_yet_is_not_made_twice(client, server):
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(client.read("completions", "One"))
+        answer = await server.endpoint.answer(0)
+        await pass_one(client, server)
+        cut(server)
+        answer.give(chunk("a"))
+        answer.give(END)
+    assert reading.result().text == "a"
+    assert len(server.endpoint.answers) == 2
+
+
+async def pass_one(client, server):
+    """Another answer comes: whatever the server had sent before has come as well."""
+    probe = asyncio.create_task(client.create("completions", "Two"))
+    (await server.endpoint.answer(len(server.endpoint.answers))).give({**HEAD, "choices": []})
+    await probe
+
+
+def cut(server):
+    """Breaks all connections."""
+    for connection in list(server.server.server_state.connections):
+        connection.transport.abort()

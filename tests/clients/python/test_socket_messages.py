@@ -113,6 +113,7 @@ def test_a_kept_stream_is_gone_on_with_on_another_connection():
     place = Place(CALL, is_kept=True)
     first, second = Multiplexer(), Multiplexer()
     inbox = SimpleQueue()
+    place.turn()
     stream_id, message = first.open(CALL, place, inbox)
     body = json.loads(message)["body"]
     assert (body["request_id"], body["stream_options"]["resumable"]) == (place.request_id, True)
@@ -120,6 +121,7 @@ def test_a_kept_stream_is_gone_on_with_on_another_connection():
     hear(first, id=stream_id, type="chunk", chunk={"a": 1}, n=1)
     first.lose("broken")
     assert waiting(inbox)[0] == {"a": 1}
+    place.turn()
     stream_id, message = second.open(CALL, place, inbox)
     assert json.loads(message) == {"type": "resume", "id": stream_id, "stream": "chatcmpl-x", "after": 1}
     hear(second, id=stream_id, type="chunk", chunk={"a": 2}, n=2)
@@ -131,6 +133,7 @@ def test_a_kept_stream_is_gone_on_with_on_another_connection():
 @pytest.mark.parametrize(("number", "is_its_own"), [({"n": 2}, True), ({}, False)])
 def test_an_error_is_a_kept_streams_own_if_it_has_a_number(number, is_its_own):
     streams, place = Multiplexer(), Place(CALL, is_kept=True)
+    place.turn()
     stream_id, inbox = opened(streams, place)
     hear(streams, id=stream_id, type="accepted", stream=place.name)
     hear(streams, id=stream_id, type="chunk", chunk={}, n=1)
@@ -142,6 +145,7 @@ def test_an_error_is_a_kept_streams_own_if_it_has_a_number(number, is_its_own):
 
 def test_who_leaves_a_kept_stream_has_nothing_to_come_back_to():
     streams, place = Multiplexer(), Place(CALL, is_kept=True)
+    place.turn()
     stream_id, _ = opened(streams, place)
     assert place.may_exist
     assert json.loads(streams.leave(stream_id)) == {"type": "cancel", "id": stream_id}

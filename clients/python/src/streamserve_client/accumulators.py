@@ -69,7 +69,7 @@ class ChoicesAccumulator:
 
     def add(self, chunk: Json) -> Json:
         """Takes the next chunk. Hot: once a chunk."""
-        if "error" in chunk:
+        if chunk.get("error") is not None:
             raise api_error(chunk["error"])
         try:
             if not self.has_begun:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
+from types import AsyncGeneratorType, TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, cast
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 import httpx
 
@@ -63,6 +64,9 @@ class Caller:
         self._retries = retries
         self._sleep = sleep
         self._abandon = abandon
+        # Streams that have begun, and what reads them.
+        self._places: set[Place] = set()
+        self._readers: WeakValueDictionary[Place, AsyncGeneratorType[Any, None]] = WeakValueDictionary()
 
     async def answer(self, call: Call) -> Any:
         """The answer in one piece."""
@@ -74,13 +78,20 @@ class Caller:
                 delay_s = attempts.delay_s(error)
             await self._sleep(delay_s)
 
-    async def chunks(self, call: Call, progress: Progress[Chunk, Any]) -> AsyncGenerator[Chunk]:
-        """The chunks of a stream, which `progress` keeps as well. Hot: one turn a chunk."""
-        attempts = Attempts(self._retries)
+    def chunks(self, call: Call, progress: Progress[Chunk, Any]) -> AsyncGenerator[Chunk]:
+        """The chunks of a stream, which `progress` keeps as well."""
         place = Place(call, is_kept=self._retries.resume_s > 0)
+        chunks = self._read(call, place, progress)
+        self._readers[place] = cast(AsyncGeneratorType[Chunk, None], chunks)
+        return chunks
+
+    async def _read(self, call: Call, place: Place, progress: Progress[Chunk, Any]) -> AsyncGenerator[Chunk]:
+        """Hot: one turn a chunk."""
+        attempts = Attempts(self._retries)
+        self._places.add(place)
         try:
             while True:
-                place.is_attached = False
+                place.turn()
                 try:
                     async with aclosing(self._transport.events(call, place)) as events:
                         async for event in events:
@@ -97,13 +108,32 @@ class Caller:
                         continue
                     delay_s = attempts.stream_delay_s(error, place, has_begun=progress.has_begun)
                     if delay_s is None:
-                        place.forget()
+                        place.settle(error)
                         progress.fail(error, place)
                 await self._sleep(delay_s)
         finally:
-            # Left early: the server would wait for somebody to come back.
-            if place.may_exist and not progress.is_complete:
-                await self._abandon(place.path)
+            self._places.discard(place)
+            if not progress.is_complete:
+                await self._leave(place)
+
+    async def close(self) -> None:
+        """Ends all streams that are being read."""
+        await asyncio.gather(*map(self._end, list(self._places)))
+
+    async def _end(self, place: Place) -> None:
+        reader = self._readers.get(place)
+        if reader is None or reader.ag_running:
+            # Whoever waits for the next chunk hears that there is none.
+            await self._leave(place)
+        else:
+            # Python would close it, and all that it has opened, at once, and each stumble over the other.
+            await reader.aclose()
+
+    async def _leave(self, place: Place) -> None:
+        # The server would wait for somebody to come back.
+        if place.may_exist:
+            place.forget()
+            await self._abandon(place.path)
 
 
 class AsyncStream(Generic[Chunk, Answer]):
@@ -247,7 +277,7 @@ class AsyncClient:
         settings = Settings(url, api_key, timeouts)
         self._http = AsyncHttpTransport(settings, http_client)
         self._socket = AsyncSocketTransport(settings) if transport == "websocket" else None
-        caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
+        caller = self._caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
         self.chat = AsyncChat(caller)
         self.completions = AsyncCompletions(caller)
         self.responses = AsyncResponses(caller)
@@ -272,4 +302,5 @@ class AsyncClient:
         """Closes all connections, and so ends what is being made over them."""
         if self._socket is not None:
             await self._socket.close()
+        await self._caller.close()
         await self._http.close()

@@ -132,7 +132,7 @@ class Connection:
     async def close(self) -> None:
         """Ends it and all its streams."""
         with contextlib.suppress(ConnectionClosed):
-            for cancel in self._streams.abandon():
+            for cancel in self._streams.leave_all("the client was closed"):
                 await self._socket.send(cancel)
         await self._socket.close()
         await self._reader

@@ -19,6 +19,7 @@ from streamserve_client.retries import parse_retry_after
 from streamserve_client.settings import Timeouts
 
 DONE = "[DONE]"
+EVENT_STREAM = "text/event-stream"
 RESUME_HEADERS = {"X-Stream-Resume": "1"}
 STREAM_HEADER = "X-Stream-Id"
 # Nothing has reached the server.
@@ -47,6 +48,19 @@ def limit_silence(response: httpx.Response, timeouts: Timeouts) -> None:
     response.request.extensions["timeout"]["read"] = timeouts.idle_s
 
 
+def expect_events(response: httpx.Response) -> None:
+    """Prepares for reading a stream.
+
+    Raises:
+        InvalidAnswer: the answer is none.
+    """
+    kind = response.headers.get("Content-Type", "")
+    if kind.partition(";")[0].strip().lower() != EVENT_STREAM:
+        raise InvalidAnswer(f"the server sent {kind!r} instead of a stream")
+    # Events are always that, whatever a header says; a mark at the beginning is no part of the first one.
+    response.encoding = "utf-8-sig"
+
+
 def failure(error: httpx.HTTPError) -> ClientError:
     """Why there is no answer."""
     reason = str(error) or type(error).__name__
@@ -65,16 +79,18 @@ def loss(error: httpx.HTTPError) -> ClientError:
 def error_of(response: httpx.Response) -> APIError:
     """The error in a whole answer with a status of 400 or above."""
     headers = response.headers
-    return status_error(
-        response.status_code, response.text, headers.get("Retry-After"), headers.get("X-Request-Id")
-    )
+    body = response.text
+    if response.is_redirect:
+        # A request that is sent again elsewhere would bring the key there.
+        body = f"the server says to go to {headers['Location']!r}; if that is right, give it as url"
+    return status_error(response.status_code, body, headers.get("Retry-After"), headers.get("X-Request-Id"))
 
 
 def status_error(status: int, body: str, retry_after: str | None, request_id: str | None) -> APIError:
     """The error of an answer whose body need not be one of this API's: proxies answer as well."""
     try:
         error = json.loads(body)["error"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         error = body.strip()[:200]
     return api_error(
         error, status=status, retry_after_s=parse_retry_after(retry_after), request_id=request_id
@@ -101,7 +117,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidAnswer(f"the server sent something else than a JSON object: {text[:200]!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,8 +28,8 @@ class Retries:
         max_retries: tries after the first one; 0 for none.
         first_delay_s: wait after the first failure, at most.
         max_delay_s: longest wait. If the server names a longer time, the error is raised instead.
-        resume_s: waits in all, without anything of the stream meanwhile, before one that broke off is
-            given up. With 0 streams end with their connections, also on the server.
+        resume_s: time without anything of a stream, from when it broke off until it is given up. With 0
+            streams end with their connections, also on the server.
         chance: a number from 0 to 1.
     """
 
@@ -45,7 +46,13 @@ class Retries:
             num_failures: tries that have failed, this one included.
             error: how it failed.
         """
-        if num_failures > self.max_retries or not _is_passing(error):
+        if not _is_passing(error):
+            return None
+        return self.passing_delay_s(num_failures, error)
+
+    def passing_delay_s(self, num_failures: int, error: ClientError) -> float | None:
+        """The same for an error after which it makes sense to try again, whatever it is."""
+        if num_failures > self.max_retries:
             return None
         return self._wait_s(num_failures, error, self.max_delay_s, self.max_delay_s)
 
@@ -54,7 +61,7 @@ class Retries:
 
         Args:
             num_failures: tries since something came, this one included.
-            waited_s: between them.
+            waited_s: since then.
             error: how it failed.
         """
         left_s = self.resume_s - waited_s
@@ -78,8 +85,9 @@ class Attempts:
     def __init__(self, retries: Retries) -> None:
         self._retries = retries
         self._num_failures = 0
-        self._waited_s = 0.0
         self._num_events = 0
+        self._lost_s = 0.0
+        self._slept_s = 0.0
 
     def delay_s(self, error: ClientError) -> float:
         """Seconds until the next try after one that failed with `error`, which is raised if there is none."""
@@ -98,14 +106,18 @@ class Attempts:
             has_begun: something of it has come, and it cannot be begun anew.
         """
         if place.num_events > self._num_events:
-            self._num_events, self._num_failures, self._waited_s = place.num_events, 0, 0.0
+            self._num_events, self._num_failures = place.num_events, 0
+            self._lost_s, self._slept_s = time.monotonic(), 0.0
         self._num_failures += 1
         if not has_begun:
-            return self._retries.delay_s(self._num_failures, error)
+            is_unreached = place.is_unreached(error)
+            return self._retries.passing_delay_s(self._num_failures, error) if is_unreached else None
         if not place.can_return(error):
             return None
-        delay_s = self._retries.return_delay_s(self._num_failures, self._waited_s, error)
-        self._waited_s += delay_s or 0.0
+        # Tries take their time too; the sleeps count even where a caller's own are none.
+        waited_s = max(time.monotonic() - self._lost_s, self._slept_s)
+        delay_s = self._retries.return_delay_s(self._num_failures, waited_s, error)
+        self._slept_s += delay_s or 0.0
         return delay_s
 
 
@@ -127,8 +139,8 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
         return float(value)
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
+    except (ValueError, OverflowError):
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Settings:
         api_key: None where the server wants none.
 
     Raises:
-        ValueError: `url` is no address of a web server.
+        ValueError: `url` is no address of a web server, or `api_key` cannot be sent.
     """
 
     url: str
@@ -44,6 +45,15 @@ class Settings:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must begin with http:// or https:// and name a host, not {self.url!r}.")
+        if parts.query or parts.fragment:
+            raise ValueError("url must end with its path: requests append theirs.")
+        if not _has_port(parts):
+            raise ValueError("url: the port must be a number from 0 to 65535.")
+        # Whoever sends it would show it in the error.
+        if self.api_key is not None and not re.fullmatch(r"[!-~]+( +[!-~]+)*", self.api_key):
+            raise ValueError(
+                "api_key: it must be printable ASCII, not empty, and without spaces or line ends around it."
+            )
 
     @property
     def base_url(self) -> str:
@@ -53,9 +63,17 @@ class Settings:
     @property
     def socket_url(self) -> str:
         """Of the WebSocket for many streams."""
-        return self.base_url.replace("http", "ws", 1) + "/v1/ws"
+        return "ws" + self.base_url[len("http") :] + "/v1/ws"
 
     @property
     def headers(self) -> dict[str, str]:
         """Of every request."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether there is none, or one that is possible."""
+    try:
+        return parts.port is None or parts.port >= 0
+    except ValueError:
+        return False

@@ -20,7 +20,14 @@ from typing import Any, Protocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from streamserve_client.endpoints import Call
-from streamserve_client.errors import APIError, BadRequest, ClientError, ConnectionFailed, api_error
+from streamserve_client.errors import (
+    APIError,
+    BadRequest,
+    ClientError,
+    ConnectionFailed,
+    InvalidAnswer,
+    api_error,
+)
 from streamserve_client.http_messages import parse_object, status_error
 from streamserve_client.place import Place
 
@@ -50,16 +57,19 @@ class Multiplexer:
     def __init__(self) -> None:
         self.is_lost = False
         self._ids = itertools.count(1)
-        self._inboxes: dict[int, Inbox] = {}
-        self._places: dict[int, Place] = {}
+        self._inboxes: dict[int | None, Inbox] = {}
+        self._places: dict[int | None, Place] = {}
         self._unconfirmed: deque[int] = deque()
 
     def open(self, call: Call, place: Place, inbox: Inbox) -> tuple[int, str]:
         """A new stream of this connection: its id, and the message that begins it or comes back to it, behind
         which a PING must be sent."""
         stream_id = next(self._ids)
-        message = _return_of(place) if place.connect() else _creation_of(call, place)
+        message = _return_of(place) if place.has_come_back else _creation_of(call, place)
         encoded = json.dumps({**message, "id": stream_id}, ensure_ascii=False, allow_nan=False)
+        # What cannot be sent raises here, before anything counts on it.
+        encoded.encode()
+        place.sent()
         self._places[stream_id] = place
         self._inboxes[stream_id] = inbox
         self._unconfirmed.append(stream_id)
@@ -76,24 +86,27 @@ class Multiplexer:
         """
         message = parse_object(text if isinstance(text, str) else "")
         kind, stream_id = message.get("type"), message.get("id")
+        if not isinstance(stream_id, int | None):
+            # Nothing has such an id.
+            return
         if kind == "pong":
             if self._unconfirmed:
                 self._unconfirmed.popleft()
         elif kind in ("chunk", "result"):
-            self._pass(stream_id, message)
-            self._give(stream_id, message.get(kind))
+            item = message.get(kind)
+            if not isinstance(item, dict):
+                raise InvalidAnswer(f"the server sent a message without an object: {text[:200]!r}")
+            self._pass(stream_id, message, item)
         elif kind == "done":
-            self._pass(stream_id, message)
-            self._give(stream_id, None, is_last=True)
+            self._pass(stream_id, message, None, is_last=True)
         elif kind == "accepted":
             self._attach(stream_id, message.get("stream"))
         elif kind == "error":
             if stream_id is None and self._unconfirmed:
                 stream_id = self._unconfirmed[0]
-            self._pass(stream_id, message)
-            self._give(stream_id, _error_of(message.get("error")), is_last=True)
+            self._pass(stream_id, message, _error_of(message.get("error")), is_last=True)
 
-    def leave(self, stream_id: int) -> str | None:
+    def leave(self, stream_id: int | None) -> str | None:
         """Nobody wants the rest of a stream: the message that says so, unless it is over."""
         place = self._places.pop(stream_id, None)
         if self._inboxes.pop(stream_id, None) is None or self.is_lost:
@@ -102,13 +115,16 @@ class Multiplexer:
             place.forget()
         return json.dumps({"type": "cancel", "id": stream_id})
 
-    def abandon(self) -> list[str]:
-        """The client closes the connection: the messages that say so, one for each live stream."""
-        for place in list(self._places.values()):
-            place.forget()
-        cancels = [json.dumps({"type": "cancel", "id": stream_id}) for stream_id in list(self._inboxes)]
-        self.lose("the client was closed")
-        return cancels
+    def leave_all(self, reason: str) -> list[str]:
+        """Nobody wants the rest of any stream: the messages that say so. Who waits for one hears why."""
+        stream_ids = list(self._inboxes)
+        inboxes = [self._inboxes.get(stream_id) for stream_id in stream_ids]
+        cancels = [self.leave(stream_id) for stream_id in stream_ids]
+        self.is_lost = True
+        for inbox in inboxes:
+            if inbox is not None:
+                inbox.put_nowait(ConnectionFailed(reason))
+        return [cancel for cancel in cancels if cancel is not None]
 
     def lose(self, reason: str, close_code: int | None = None) -> None:
         """The connection is over, and all its streams with it."""
@@ -121,25 +137,32 @@ class Multiplexer:
 
     def _attach(self, stream_id: Any, name: Any) -> None:
         place = self._places.get(stream_id)
-        if place is not None:
+        if place is not None and isinstance(name, str):
             place.attach(name)
 
-    def _pass(self, stream_id: Any, message: dict[str, Any]) -> None:
-        """Says how far its stream is. Hot: once a chunk."""
+    def _pass(
+        self, stream_id: int | None, message: dict[str, Any], item: Item, *, is_last: bool = False
+    ) -> None:
+        """Gives what its stream has not had yet. Hot: once a chunk."""
         place = self._places.get(stream_id)
         if place is None:
             return
         number = message.get("n")
-        if number is not None:
-            place.is_attached = True
-            place.num_events = number
-        elif message["type"] == "error":
-            place.left_alone()
-        else:
-            # A stream that is not kept.
-            place.attach(None)
+        try:
+            if isinstance(number, int):
+                place.is_attached = True
+                if not place.takes_number(number):
+                    return
+            elif isinstance(item, ClientError):
+                place.left_alone()
+            else:
+                # A stream that is not kept.
+                place.attach(None)
+        except ConnectionFailed as error:
+            item, is_last = error, True
+        self._give(stream_id, item, is_last=is_last)
 
-    def _give(self, stream_id: Any, item: Item, *, is_last: bool = False) -> None:
+    def _give(self, stream_id: int | None, item: Item, *, is_last: bool = False) -> None:
         inbox = self._inboxes.pop(stream_id, None) if is_last else self._inboxes.get(stream_id)
         if inbox is not None:
             inbox.put_nowait(item)
@@ -159,7 +182,12 @@ def _return_of(place: Place) -> dict[str, Any]:
 
 def _error_of(error: Any) -> APIError:
     fields = error if isinstance(error, dict) else {}
-    return api_error(error, status=fields.get("status"), retry_after_s=fields.get("retry_after"))
+    status, retry_after_s = fields.get("status"), fields.get("retry_after")
+    return api_error(
+        error,
+        status=status if isinstance(status, int) else None,
+        retry_after_s=retry_after_s if isinstance(retry_after_s, int | float) else None,
+    )
 
 
 def opening_failure(error: Exception) -> ClientError:

@@ -14,6 +14,7 @@ import httpx
 from streamserve_client.documents import ChatChunk, ChatCompletion, Completion, Response, ResponseEvent
 from streamserve_client.endpoints import CHAT, COMPLETIONS, RESPONSES, Call, Endpoint
 from streamserve_client.errors import ClientError
+from streamserve_client.http_messages import ABANDON_S
 from streamserve_client.options import (
     ChatMessage,
     ChatOptions,
@@ -63,6 +64,7 @@ class Caller:
         self._retries = retries
         self._sleep = sleep
         self._abandon = abandon
+        self._places: set[Place] = set()
 
     def answer(self, call: Call) -> Any:
         """The answer in one piece."""
@@ -78,9 +80,10 @@ class Caller:
         """The chunks of a stream, which `progress` keeps as well. Hot: one turn a chunk."""
         attempts = Attempts(self._retries)
         place = Place(call, is_kept=self._retries.resume_s > 0)
+        self._places.add(place)
         try:
             while True:
-                place.is_attached = False
+                place.turn()
                 try:
                     with closing(self._transport.events(call, place)) as events:
                         for event in events:
@@ -97,13 +100,26 @@ class Caller:
                         continue
                     delay_s = attempts.stream_delay_s(error, place, has_begun=progress.has_begun)
                     if delay_s is None:
-                        place.forget()
+                        place.settle(error)
                         progress.fail(error, place)
                 self._sleep(delay_s)
         finally:
-            # Left early: the server would wait for somebody to come back.
-            if place.may_exist and not progress.is_complete:
-                self._abandon(place.path)
+            self._places.discard(place)
+            if not progress.is_complete:
+                self._leave(place)
+
+    def close(self) -> None:
+        """Ends all streams that are being read."""
+        deadline_s = time.monotonic() + ABANDON_S
+        for place in list(self._places):
+            if time.monotonic() < deadline_s:
+                self._leave(place)
+
+    def _leave(self, place: Place) -> None:
+        # The server would wait for somebody to come back.
+        if place.may_exist:
+            place.forget()
+            self._abandon(place.path)
 
 
 class Stream(Generic[Chunk, Answer]):
@@ -247,7 +263,7 @@ class Client:
         settings = Settings(url, api_key, timeouts)
         self._http = HttpTransport(settings, http_client)
         self._socket = SocketTransport(settings) if transport == "websocket" else None
-        caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
+        caller = self._caller = Caller(self._socket or self._http, retries, sleep, self._http.abandon)
         self.chat = Chat(caller)
         self.completions = Completions(caller)
         self.responses = Responses(caller)
@@ -272,4 +288,5 @@ class Client:
         """Closes all connections, and so ends what is being made over them."""
         if self._socket is not None:
             self._socket.close()
+        self._caller.close()
         self._http.close()

@@ -8,19 +8,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from httpx_sse import EventSource, SSEError
+from httpx_sse import EventSource
 
 from streamserve_client.endpoints import Call
-from streamserve_client.errors import ClientError, InvalidAnswer
+from streamserve_client.errors import ClientError
 from streamserve_client.http_messages import (
     ABANDON_S,
     DONE,
+    EVENT_STREAM,
     LIMITS,
     RESUME_HEADERS,
     STREAM_HEADER,
     UNSENT,
     document_of,
     error_of,
+    expect_events,
     failure,
     limit_silence,
     loss,
@@ -43,9 +45,8 @@ class HttpTransport:
     def __init__(self, settings: Settings, client: httpx.Client | None) -> None:
         self._settings = settings
         self._is_ours = client is None
-        self._client = client or httpx.Client(limits=LIMITS)
-        self._live: set[Place] = set()
         self._is_closed = False
+        self._client = client or httpx.Client(limits=LIMITS)
 
     def answer(self, call: Call) -> dict[str, Any]:
         """The answer in one piece.
@@ -54,7 +55,7 @@ class HttpTransport:
             ClientError: there is none.
         """
         try:
-            response = self._client.send(self._request("POST", call.path, call.body))
+            response = self._send(self._request("POST", call.path, call.body))
         except httpx.HTTPError as error:
             raise failure(error) from error
         return document_of(response)
@@ -73,7 +74,7 @@ class HttpTransport:
         if limit_s is not None:
             request.extensions["timeout"] = httpx.Timeout(limit_s).as_dict()
         try:
-            response = self._client.send(request)
+            response = self._send(request)
         except httpx.HTTPError as error:
             raise failure(error) from error
         document_of(response)
@@ -97,52 +98,42 @@ class HttpTransport:
         with self._opened(call, place) as response:
             try:
                 for event in EventSource(response).iter_sse():
-                    place.passed(event.id)
-                    if event.data == DONE:
-                        yield None
-                    elif event.data:
-                        yield parse_object(event.data)
-            except SSEError as error:
-                raise InvalidAnswer(str(error)) from error
+                    if not event.data or not place.takes(event.id):
+                        continue
+                    yield None if event.data == DONE else parse_object(event.data)
             except httpx.HTTPError as error:
                 raise loss(error) from error
 
     def close(self) -> None:
-        """Closes all connections, and ends all streams."""
+        """Closes all connections."""
         self._is_closed = True
-        for place in list(self._live):
-            if place.may_exist:
-                place.forget()
-                self.abandon(place.path)
         if self._is_ours:
             self._client.close()
 
     @contextmanager
     def _opened(self, call: Call, place: Place) -> Iterator[httpx.Response]:
-        if self._is_closed:
-            raise ClientError("the client is closed")
-        is_return = place.connect()
-        self._live.add(place)
-        request = self._return_request(place) if is_return else self._first_request(call, place)
+        request = self._return_request(place) if place.has_come_back else self._first_request(call, place)
+        place.sent()
         try:
-            response = self._client.send(request, stream=True)
+            response = self._send(request, stream=True)
         except httpx.HTTPError as error:
-            self._live.discard(place)
             if isinstance(error, UNSENT):
                 place.unsent()
-            raise (loss if is_return else failure)(error) from error
-        except BaseException:
-            self._live.discard(place)
-            raise
+            raise (loss if place.num_events else failure)(error) from error
         try:
             limit_silence(response, self._settings.timeouts)
             if not response.is_success:
                 raise self._error_of(response)
+            expect_events(response)
             place.attach(response.headers.get(STREAM_HEADER) if place.is_kept else None)
             yield response
         finally:
-            self._live.discard(place)
             response.close()
+
+    def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+        if self._is_closed or self._client.is_closed:
+            raise ClientError("the client is closed")
+        return self._client.send(request, stream=stream)
 
     def _error_of(self, response: httpx.Response) -> ClientError:
         try:
@@ -154,15 +145,17 @@ class HttpTransport:
     def _first_request(self, call: Call, place: Place) -> httpx.Request:
         request = self._request("POST", call.path, call.body)
         if place.is_kept:
-            request.headers.update({**RESUME_HEADERS, "X-Request-Id": place.request_id})
+            request.headers.update(RESUME_HEADERS)
+            if "request_id" not in call.body:
+                request.headers["X-Request-Id"] = place.request_id
         return request
 
     def _return_request(self, place: Place) -> httpx.Request:
         request = self._request("GET", place.path, None)
-        request.headers["Accept"] = "text/event-stream"
+        request.headers["Accept"] = EVENT_STREAM
         if place.num_events:
             request.headers["Last-Event-ID"] = place.event_id
-        request.extensions["timeout"] = return_timeout(self._settings.timeouts).as_dict()
+            request.extensions["timeout"] = return_timeout(self._settings.timeouts).as_dict()
         return request
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Request:

@@ -138,7 +138,7 @@ class Connection:
     def close(self) -> None:
         """Ends it and all its streams."""
         with contextlib.suppress(ConnectionClosed):
-            for cancel in self._streams.abandon():
+            for cancel in self._streams.leave_all("the client was closed"):
                 self._socket.send(cancel)
         self._opened.close()
         self._reader.join()
