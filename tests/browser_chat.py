@@ -67,6 +67,28 @@ def violations(page: Any) -> list[str]:
     return [f"{each['id']} ({each['impact']}): {node['html']}" for each in found for node in each["nodes"]]
 
 
+class Answer:
+    """An answer over a WebSocket, which comes as the test says.
+
+    Args:
+        route: of Playwright.
+        id: of the stream on it.
+    """
+
+    def __init__(self, route: Any, id: int) -> None:
+        self._route = route
+        self._id = id
+
+    def write(self, text: str) -> None:
+        """Adds to it."""
+        chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        self._route.send(json.dumps({"id": self._id, "type": "chunk", "chunk": chunk}))
+
+    def end(self) -> None:
+        """Says that it is whole."""
+        self._route.send(json.dumps({"id": self._id, "type": "done"}))
+
+
 class Chat:
     """The chat page in a browser, used as people use it.
 
@@ -157,8 +179,21 @@ class Chat:
         self.until("!document.querySelector('[aria-busy=true]')")
 
     def notice(self, text: str) -> Any:
-        """What the page says under an answer or above the message box (screen readers hear it elsewhere)."""
+        """What the page says under an answer or above the message box."""
         return self.page.locator(".notice", has_text=text)
+
+    def steer(self, question: str) -> Answer:
+        """Asks over the WebSocket, for an answer that the test writes piece by piece."""
+        asked: list[tuple[Any, Any]] = []
+        self.page.route_web_socket(
+            "**/v1/ws",
+            lambda route: route.on_message(lambda said: asked.append((route, json.loads(said)))),
+        )
+        self.set("WebSocket")
+        self.say(question)
+        self.wait(lambda: asked, "it is asked")
+        route, create = asked[0]
+        return Answer(route, create["id"])
 
     @property
     def answers(self) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from browser_chat import PLAIN_HOST, Chat, events, violations
 
@@ -221,25 +219,12 @@ def test_a_long_answer_is_drawn_in_parts(chat):
           }).observe(document.getElementById("thread"), { childList: true, subtree: true });
         }"""
     )
-    chat.endless()
-    chat.page.unroute("**/v1/chat/completions")
     paragraphs = [f"Paragraph {number} " + "with words " * 10 + "\n\n" for number in range(100)]
-    # Over the socket, where the test decides when a piece comes.
-    socket = []
-
-    def over_socket(route):
-        route.on_message(lambda message: socket.append((route, json.loads(message))))
-
-    chat.page.route_web_socket("**/v1/ws", over_socket)
-    chat.set("WebSocket")
-    chat.say("Hi")
-    chat.wait(lambda: socket, "it is asked")
-    route, asked = socket[0]
+    answer = chat.steer("Hi")
     for paragraph in paragraphs:
-        chunk = {"choices": [{"index": 0, "delta": {"content": paragraph}}]}
-        route.send(json.dumps({"id": asked["id"], "type": "chunk", "chunk": chunk}))
+        answer.write(paragraph)
         chat.page.wait_for_timeout(5)
-    route.send(json.dumps({"id": asked["id"], "type": "done"}))
+    answer.end()
     chat.page.locator(".markdown", has_text="Paragraph 99").wait_for()
     chat.until_answered()
     assert chat.page.locator(".markdown p").count() == 100

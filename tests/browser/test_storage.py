@@ -91,12 +91,18 @@ def test_what_had_no_room_is_kept_once_there_is_some(browse, tiny_server):
     chat.say("Second")
     chat.until_answered()
     chat.page.get_by_text("no more room").wait_for(state="detached")
-    kept = "indexedDB.open('streamserve').onsuccess = ({ target }) => { const all = target.result.transaction"
-    kept += "('messages').objectStore('messages').getAll(); "
-    kept += "all.onsuccess = () => { window.kept = all.result; }; }"
-    chat.page.evaluate(f"() => {{ {kept} }}")
-    chat.until("window.kept !== undefined")
-    texts = chat.page.evaluate("window.kept.map((message) => message.content)")
+    # By a page that holds nothing itself.
+    page = chat.page.context.new_page()
+    page.goto(tiny_server.url)
+    texts = page.evaluate(
+        """async () => {
+          const request = indexedDB.open("streamserve");
+          const database = await new Promise((done) => (request.onsuccess = () => done(request.result)));
+          const all = database.transaction("messages").objectStore("messages").getAll();
+          await new Promise((done) => (all.onsuccess = done));
+          return all.result.map((message) => message.content);
+        }"""
+    )
     assert sorted(texts) == ["First", "One.", "Second", "Two."]
 
 
@@ -132,8 +138,7 @@ def test_records_that_make_no_sense_are_mended_or_left_out(browse, tiny_server):
           const conversations = both.objectStore("conversations");
           const messages = both.objectStore("messages");
           conversations.put({ id: "a" });
-          const wrong = { title: { no: 1 }, sampling: null, deletedAt: null, updatedAt: "soon", leaf: 7 };
-          conversations.put({ id: "b", ...wrong });
+          conversations.put({ id: "b", title: { no: 1 }, sampling: null, deletedAt: null, leaf: 7 });
           conversations.put({ id: 5 });
           messages.put({ id: "c", conversation: "b", parent: "gone", role: "user", content: 7 });
           messages.put({ id: "d", conversation: "b", parent: "c", role: "assistant", content: "<b>x</b>",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from browser_chat import events
+from browser_chat import Chat, events
 from server import wait_idle
 
 pytestmark = pytest.mark.browser
@@ -119,6 +119,51 @@ def test_an_answer_that_is_cut_at_its_length_can_go_on(chat):
     chat.notice("The answer came to its greatest length.").wait_for()
     chat.page.get_by_role("button", name="Continue").click()
     chat.page.locator(".speed", has_text="20 tokens").wait_for()
+
+
+def test_a_socket_that_does_not_open_can_be_given_up(browse, tiny_server):
+    page = browse().new_page()
+    page.add_init_script("window.WebSocket = class extends EventTarget { readyState = 0; close() {} }")
+    chat = Chat(page, tiny_server.url).open()
+    chat.set("WebSocket")
+    chat.say("Hi")
+    chat.page.get_by_role("button", name="Stop").click()
+    chat.notice("Stopped.").wait_for()
+
+
+def test_a_key_that_cannot_be_sent_is_said_to_be_wrong(browse, tiny_server):
+    wanted = []
+
+    def answer(route):
+        wanted.append(route.request.headers.get("authorization"))
+        if wanted[-1] is None:
+            route.fulfill(status=401, body="{}")
+        else:
+            route.continue_()
+
+    chat = Chat(browse().new_page(), tiny_server.url)
+    chat.page.route("**/v1/models", answer)
+    chat.page.goto(tiny_server.url)
+    box = chat.page.get_by_label("API key")
+    for impossible in ("sk-\u2026", "sk-\u200babc", "two words", "\u043a\u043b\u044e\u0447"):
+        box.fill(impossible)
+        chat.page.keyboard.press("Enter")
+        assert "Copy it again" in box.evaluate("each => each.validationMessage")
+    assert wanted == [None]
+    # One that is kept from elsewhere is asked for anew.
+    chat.page.evaluate("sessionStorage.setItem('streamserve.key', '\u043a\u043b\u044e\u0447')")
+    chat.page.reload()
+    box.fill("  sk-a/b+c==  ")
+    chat.page.keyboard.press("Enter")
+    chat.until("document.getElementById('model').value === 'tiny'")
+    assert wanted[-1] == "Bearer sk-a/b+c=="
+    # Browsers do not take it over a WebSocket.
+    chat.set("WebSocket", Max_tokens="5")
+    chat.say("Hi")
+    chat.notice("cannot send this key over a WebSocket").wait_for()
+    chat.set("Server-sent events")
+    chat.page.get_by_role("button", name="Try again").click()
+    chat.page.locator(".speed", has_text="5 tokens").wait_for()
 
 
 EVIL = """Before <img src="https://evil.example/a.png" onerror="window.hit=1"> <script>window.hit = 2</script>

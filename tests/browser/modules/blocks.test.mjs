@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { cut, hasReferences, marked, normalized } from "../../../clients/web/public/js/blocks.js";
+import { cut, hasReferences, languageOf, lexed, marked, normalized } from "../../../clients/web/public/js/blocks.js";
 
 const DOCUMENTS = [
   "One\ntwo\n\nthree *four* `five`",
@@ -28,7 +28,7 @@ test("a text that grows is drawn in the end as if it had come at once", () => {
         live = blocks.live;
         if (end >= text.length) break;
       }
-      assert.equal(drawn + html(live), html(marked.lexer(text)), JSON.stringify([text, step]));
+      assert.equal(drawn + html(live), html(lexed(text)), JSON.stringify([text, step]));
     }
   }
 });
@@ -62,4 +62,24 @@ test("line ends are those of Markdown", () => {
 test("definitions of links are found", () => {
   assert.ok(hasReferences("see [a]\n\n[a]: https://example.org"));
   assert.ok(!hasReferences("see [a](https://example.org): fine"));
+});
+
+test("nothing is too deep or too long to be parsed", () => {
+  for (const unit of ["> ", "- ", "1. ", "> 1. ", "*a ", "~a~~b ", "[a](", "**a *b "]) {
+    const text = `${unit.repeat(20_000 / unit.length)}x`;
+    const shown = html(lexed(text));
+    assert.ok(shown.replace(/<[^>]*>/g, "").length > 10_000, unit);
+    assert.ok((shown.match(/<(blockquote|ol|ul)>/g) ?? []).length < 50, unit);
+  }
+  // What people write is far from that.
+  const nested = Array.from({ length: 8 }, (_, depth) => `${"  ".repeat(depth)}- *${depth}*`).join("\n");
+  assert.equal(html(lexed(nested)), html(marked.lexer(nested)));
+});
+
+test("the language of code is the first word behind the fence", () => {
+  for (const info of ["python", " Python", "python title=x", "{.python .numberLines}", "{python}"]) {
+    assert.equal(languageOf(info), "python");
+  }
+  assert.deepEqual(["c++", "c#", "objective-c", "", "\"><img>"].map(languageOf), ["c++", "c#", "objective-c", "", ""]);
+  assert.ok(!html(lexed('```"><img src=x onerror=1>\nx\n```')).includes("<img"));
 });

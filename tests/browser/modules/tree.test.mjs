@@ -48,3 +48,14 @@ test("what two tabs add at the same time is all there, in the same order for bot
     assert.equal(ids(versionsByParent(new Map([...TREE, ...order])).get("d")), "xy");
   }
 });
+
+test("a conversation of thousands of messages is no work", () => {
+  const many = tree(...Array.from({ length: 20_000 }, (_, index) => [`m${index}`, index ? `m${index - 1}` : null]));
+  assert.equal(leafUnder(many, null), "m19999");
+  assert.equal(leafUnder(many, "m100"), "m19999");
+  assert.equal(pathTo(many, "m19999").length, 20_000);
+});
+
+test("a branch whose beginning is missing is still a branch", () => {
+  assert.equal(leafUnder(tree(["b", "a"], ["c", "b"]), null), "c");
+});

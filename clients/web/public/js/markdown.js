@@ -188,9 +188,10 @@ export class MarkdownView {
    */
   #growCode(live) {
     const [token] = live;
-    const block = this.#live[0];
-    if (live.length !== 1 || token?.type !== "code" || this.#live.length !== 1) return false;
-    const code = block instanceof Element ? block.querySelector(":scope > pre > code") : null;
+    if (live.length !== 1 || token?.type !== "code") return false;
+    // There are line ends between blocks.
+    const [block, ...others] = this.#live.filter((node) => node instanceof Element);
+    const code = others.length ? null : block?.querySelector(":scope > pre > code");
     if (!(code instanceof HTMLElement) || code.dataset.language !== languageOf(token.lang ?? "")) {
       return false;
     }
