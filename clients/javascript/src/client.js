@@ -117,7 +117,7 @@ class Caller {
 function nextDelay(attempts, error, progress, place) {
   try {
     // After the first chunk the request cannot be made again, for the text would begin anew.
-    return progress.hasBegun ? attempts.returnDelay(error, place) : attempts.streamDelay(error, place);
+    return attempts.streamDelay(error, place, progress.hasBegun);
   } catch {
     // Anything else says that nobody wants it any more.
     if (!(error instanceof ClientError)) throw error;

@@ -133,8 +133,14 @@ export class Place {
     return isOneOf(error, RETRYABLE_STATUSES) || (this.hasComeBack && isOneOf(error, GATEWAY_STATUSES));
   }
 
+  /** The server has said that it keeps the stream. */
+  get isKeptThere() {
+    return this.#isNamed;
+  }
+
   /** Whether a stream of which something has come may still be there after `error`. @param {unknown} error */
   canReturn(error) {
+    // Without numbers it would come from the beginning again.
     return this.#isNamed && this.numEvents > 0 && this.isUnreached(error);
   }
 

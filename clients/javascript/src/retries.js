@@ -27,7 +27,8 @@ export const DEFAULT_RETRIES = {
 export class Attempts {
   #numFailures = 0;
   #waited = 0;
-  #lostAt = 0;
+  /** @type {number | null} */
+  #lostAt = null;
   #numEvents = 0;
   #retries;
 
@@ -53,36 +54,29 @@ export class Attempts {
   }
 
   /**
-   * The same for a stream of which nothing has come.
-   *
-   * @param {unknown} error
-   * @param {import("./place.js").Place} place
-   * @returns {number}
-   */
-  streamDelay(error, place) {
-    const { maxRetries, maxDelay } = this.#retries;
-    this.#numFailures += 1;
-    if (this.#numFailures > maxRetries || !place.isUnreached(error)) throw error;
-    return this.#wait(error, maxDelay, maxDelay);
-  }
-
-  /**
-   * The same for a stream of which something has come, and which cannot be begun anew.
+   * The same for a stream.
    *
    * @param {unknown} error
    * @param {import("./place.js").Place} place where the stream is
+   * @param {boolean} hasBegun something of it has come, and it cannot be begun anew
    * @returns {number}
    */
-  returnDelay(error, place) {
-    if (place.numEvents > this.#numEvents) {
+  streamDelay(error, place, hasBegun) {
+    if (this.#lostAt === null || place.numEvents > this.#numEvents) {
       this.#numEvents = place.numEvents;
       this.#numFailures = this.#waited = 0;
       this.#lostAt = performance.now();
     }
     this.#numFailures += 1;
+    if (!(hasBegun ? place.canReturn(error) : place.isUnreached(error))) throw error;
+    if (!hasBegun && !place.isKeptThere) {
+      const { maxRetries, maxDelay } = this.#retries;
+      if (this.#numFailures > maxRetries) throw error;
+      return this.#wait(error, maxDelay, maxDelay);
+    }
     // Tries take their time too; the waits count even where a caller's own are none.
     const left = this.#retries.resume - Math.max(this.#waited, performance.now() - this.#lostAt);
-    if (left <= 0 || !place.canReturn(error)) throw error;
+    if (left <= 0) throw error;
     const delay = this.#wait(error, MAX_RETURN_DELAY, left);
     this.#waited += delay;
     return delay;

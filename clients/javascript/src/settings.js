@@ -40,6 +40,9 @@ export class Settings {
     if (this.apiKey !== null && !/^[!-~]+( +[!-~]+)*$/.test(this.apiKey)) {
       throw new TypeError("apiKey must be printable ASCII, not empty, and without spaces or line ends around it.");
     }
+    if (this.apiKey !== null && options.transport === "websocket" && !/^[\w!#$%&'*+\-.^`|~]+$/.test(this.apiKey)) {
+      throw new TypeError('apiKey has characters that a WebSocket cannot carry; use the transport "sse".');
+    }
     const { connect, answer, idle } = { ...DEFAULT_TIMEOUTS, ...options.timeouts };
     this.timeouts = { connect: limitOf(connect), answer: limitOf(answer), idle: limitOf(idle) };
     this.retries = { ...DEFAULT_RETRIES, ...options.retries };

@@ -140,7 +140,8 @@ export class Multiplexer {
     if (type === "accepted") {
       if (typeof stream === "string") place.attach(stream);
     } else if (typeof n === "number") {
-      place.isAttached = true;
+      // Whoever comes back is not told the name again.
+      if (!place.isAttached) place.attach(place.name);
       try {
         return place.takesNumber(n);
       } catch (error) {

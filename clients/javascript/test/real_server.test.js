@@ -1,6 +1,7 @@
 /** Both transports against a real server, whose URL is in STREAMSERVE_URL. */
 
 import assert from "node:assert/strict";
+import { connect, createServer } from "node:net";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { Client, textOf } from "streamserve-client";
@@ -26,6 +27,29 @@ async function until(condition) {
   while (!(await condition())) await pause(20);
 }
 
+/** The URL of a way to the server on which each connection breaks after so many bytes of its own, then none any more. */
+async function cutting(t, limits) {
+  const { hostname, port } = new URL(url);
+  const proxy = createServer((client) => {
+    const server = connect(Number(port), hostname);
+    let left = limits.shift() ?? Infinity;
+    // A reset would take with it what the client has not read yet, and so perhaps all of it each time.
+    const cut = () => {
+      client.end();
+      server.destroy();
+    };
+    server.on("data", (data) => {
+      client.write(data.subarray(0, Math.min(left, data.length)), () => { if (left <= 0) cut(); });
+      left -= data.length;
+    });
+    client.on("data", (data) => server.write(data));
+    for (const end of [client, server]) end.on("error", () => {}).on("close", cut);
+  });
+  await new Promise((resolve) => proxy.listen(0, "127.0.0.1", resolve));
+  t.after(() => proxy.close());
+  return `http://127.0.0.1:${proxy.address().port}`;
+}
+
 const stopped = () => until(async () => (await numRunning()) === 0);
 
 for (const transport of ["sse", "websocket"]) {
@@ -46,6 +70,20 @@ for (const transport of ["sse", "websocket"]) {
       assert.equal(textOf(result), textOf(whole));
       assert.equal(result.usage.total_tokens, whole.usage.total_tokens);
       assert.deepEqual(Object.keys(result).sort(), Object.keys(whole).sort());
+    });
+  }
+
+  for (const [endpoint, asked] of Object.entries(ASKED)) {
+    over(`lost connections lose nothing of a stream of ${endpoint}`, async (client, t) => {
+      const limits = Array.from({ length: 8 }, (_, number) => 1500 + 137 * number);
+      const { options } = patient({ transport });
+      const cut = new Client(await cutting(t, limits), options);
+      t.after(() => cut.close());
+      const whole = await client[endpoint].stream(asked).result();
+      const result = await cut[endpoint].stream(asked).result();
+      assert.ok(limits.length < 7);
+      assert.equal(textOf(result), textOf(whole));
+      assert.equal(result.usage.total_tokens, whole.usage.total_tokens);
     });
   }
 

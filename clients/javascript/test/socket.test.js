@@ -169,3 +169,78 @@ test("there must be a WebSocket", () => {
     globalThis.WebSocket = known;
   }
 });
+
+test("a stream that the server keeps goes on over another connection", async () => {
+  const asked = [];
+  const WebSocket = scripted((message, socket) => {
+    if (message.type === "opening") socket.open();
+    if (message.type !== "create" && message.type !== "resume") return;
+    const { id, after = 0 } = message;
+    asked.push(message);
+    if (message.type === "create") socket.say({ id, type: "accepted", stream: "cmpl-r1" });
+    // The next one, and one that has come already.
+    if (after) socket.say({ id, type: "chunk", n: after, chunk: piece("again") });
+    if (after === 3) {
+      socket.say({ id, type: "done", n: 4 });
+    } else {
+      socket.say({ id, type: "chunk", n: after + 1, chunk: piece(String(after + 1)) });
+      setImmediate(() => socket.lose());
+    }
+  });
+  const { delays, options } = patient({ transport: "websocket", WebSocket });
+  const client = new Client("http://server.example", options);
+  const stream = client.completions.stream({ prompt: "", request_id: "r1" });
+  assert.equal(textOf(await stream.result()), "123");
+  assert.deepEqual(asked[0].body.stream_options, { include_usage: true, resumable: true });
+  assert.deepEqual(asked.slice(1).map(({ stream: name, after }) => [name, after]), [["cmpl-r1", 1], ["cmpl-r1", 2], ["cmpl-r1", 3]]);
+  assert.deepEqual(delays, [500, 500, 500]);
+  client.close();
+});
+
+test("a connection that is lost before the server has named the stream", async () => {
+  let numConnections = 0;
+  const WebSocket = scripted((message, socket) => {
+    if (message.type === "opening") socket.open();
+    if (message.type !== "create" && message.type !== "resume") return;
+    numConnections += 1;
+    const { id, after = 0 } = message;
+    if (after) socket.say({ id, type: "done", n: after + 1 });
+    else if (numConnections > 8) socket.say({ id, type: "chunk", n: 1, chunk: piece("a") });
+    setImmediate(() => socket.lose());
+  });
+  const { options } = patient({ transport: "websocket", WebSocket, retries: { maxRetries: 10 } });
+  assert.equal(textOf(await new Client("http://server.example", options).completions.stream({ prompt: "" }).result()), "a");
+});
+
+test("a client that is closed ends what the server would keep", async () => {
+  const WebSocket = scripted((message, socket) => {
+    if (message.type === "opening") socket.open();
+    if (message.type !== "create") return;
+    socket.say({ id: message.id, type: "accepted", stream: "cmpl-r1" });
+    socket.say({ id: message.id, type: "chunk", n: 1, chunk: piece("On") });
+  });
+  const client = new Client("http://server.example", { transport: "websocket", WebSocket });
+  await assert.rejects(async () => {
+    for await (const _ of client.completions.stream({ prompt: "" })) client.close();
+  }, { name: "StreamInterrupted", partialText: "On" });
+  assert.deepEqual(WebSocket.sockets[0].sent.map(({ type }) => type), ["create", "ping", "cancel"]);
+});
+
+test("messages that are none end the connection", async () => {
+  for (const wrong of [{ type: "chunk" }, { type: "chunk", chunk: null }, { type: "result", result: "text" }]) {
+    const WebSocket = scripted((message, socket) => {
+      if (message.type === "opening") socket.open();
+      if (message.type === "create") socket.say({ id: message.id, ...wrong });
+    });
+    const { options } = patient({ transport: "websocket", WebSocket, retries: { maxRetries: 1 } });
+    await assert.rejects(new Client("http://server.example", options).completions.stream({ prompt: "" }).result(), {
+      name: "ConnectionFailed", message: /without an object/,
+    });
+  }
+});
+
+test("a key that a WebSocket cannot carry is named, not shown", () => {
+  const make = (transport) => new Client("http://server.example", { transport, apiKey: "sesame/+=", WebSocket: class {} });
+  assert.throws(() => make("websocket"), (error) => /apiKey/.test(error.message) && !/sesame/.test(error.message));
+  make("sse");
+});

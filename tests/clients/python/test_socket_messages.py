@@ -150,3 +150,67 @@ def test_who_leaves_a_kept_stream_has_nothing_to_come_back_to():
     assert place.may_exist
     assert json.loads(streams.leave(stream_id)) == {"type": "cancel", "id": stream_id}
     assert not place.may_exist
+
+
+def test_a_stream_that_is_come_back_to_has_the_name_that_it_was_asked_for_with():
+    place = Place(CALL, is_kept=True)
+    streams = Multiplexer()
+    place.turn()
+    opened(streams, place)
+    streams.lose("broken")
+    for number in (1, 2):
+        streams = Multiplexer()
+        place.turn()
+        inbox = SimpleQueue()
+        stream_id, message = streams.open(CALL, place, inbox)
+        asked = {"id": stream_id, "type": "resume", "stream": place.name, "after": number - 1}
+        assert json.loads(message) == asked
+        for again in range(1, number + 1):
+            hear(streams, id=stream_id, type="chunk", n=again, chunk={"n": again})
+        assert waiting(inbox) == [{"n": number}]
+        streams.lose("broken")
+        assert place.can_return(ConnectionFailed("broken"))
+
+
+def test_a_missing_message_is_a_lost_connection():
+    place = Place(CALL, is_kept=True)
+    streams = Multiplexer()
+    place.turn()
+    stream_id, inbox = opened(streams, place)
+    hear(streams, id=stream_id, type="accepted", stream="chatcmpl-x")
+    hear(streams, id=stream_id, type="chunk", n=2, chunk={})
+    (error,) = waiting(inbox)
+    assert isinstance(error, ConnectionFailed)
+    assert place.name == "chatcmpl-x"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"id": 1, "type": "chunk"},
+        {"id": 1, "type": "chunk", "chunk": None},
+        {"id": 1, "type": "result", "result": "x"},
+    ],
+)
+def test_a_message_without_an_object_is_none(message):
+    streams = Multiplexer()
+    opened(streams)
+    with pytest.raises(InvalidAnswer):
+        hear(streams, **message)
+
+
+def test_strange_messages_are_passed_over():
+    streams = Multiplexer()
+    _, inbox = opened(streams)
+    for stream_id in ([1], {}, "1", 1.5):
+        hear(streams, id=stream_id, type="chunk", chunk={})
+    hear(streams, id=1, type="error", error={"status": "busy", "retry_after": "soon"})
+    (error,) = waiting(inbox)
+    assert (error.status, error.retry_after_s) == (None, None)
+
+
+def test_what_cannot_be_sent_is_not_counted_on():
+    streams = Multiplexer()
+    with pytest.raises(UnicodeEncodeError):
+        streams.open(CHAT.call("\ud800", {}, None), Place(CALL, is_kept=True), SimpleQueue())
+    assert streams.leave(1) is None

@@ -167,8 +167,14 @@ class Place:
             return False
         return error.status in RETRYABLE_STATUSES or (self.has_come_back and error.status in GATEWAY_STATUSES)
 
+    @property
+    def is_kept_there(self) -> bool:
+        """The server has said that it keeps the stream."""
+        return self._is_named
+
     def can_return(self, error: ClientError) -> bool:
         """Whether a stream of which something has come may still be there after `error`."""
+        # Without numbers it would come from the beginning again.
         return self._is_named and self.num_events > 0 and self.is_unreached(error)
 
     def settle(self, error: ClientError) -> None:

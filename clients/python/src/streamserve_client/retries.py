@@ -86,7 +86,7 @@ class Attempts:
         self._retries = retries
         self._num_failures = 0
         self._num_events = 0
-        self._lost_s = 0.0
+        self._lost_s: float | None = None
         self._slept_s = 0.0
 
     def delay_s(self, error: ClientError) -> float:
@@ -105,15 +105,14 @@ class Attempts:
             place: where the stream is.
             has_begun: something of it has come, and it cannot be begun anew.
         """
-        if place.num_events > self._num_events:
+        if self._lost_s is None or place.num_events > self._num_events:
             self._num_events, self._num_failures = place.num_events, 0
             self._lost_s, self._slept_s = time.monotonic(), 0.0
         self._num_failures += 1
-        if not has_begun:
-            is_unreached = place.is_unreached(error)
-            return self._retries.passing_delay_s(self._num_failures, error) if is_unreached else None
-        if not place.can_return(error):
+        if not (place.can_return(error) if has_begun else place.is_unreached(error)):
             return None
+        if not (has_begun or place.is_kept_there):
+            return self._retries.passing_delay_s(self._num_failures, error)
         # Tries take their time too; the sleeps count even where a caller's own are none.
         waited_s = max(time.monotonic() - self._lost_s, self._slept_s)
         delay_s = self._retries.return_delay_s(self._num_failures, waited_s, error)

@@ -150,7 +150,9 @@ class Multiplexer:
         number = message.get("n")
         try:
             if isinstance(number, int):
-                place.is_attached = True
+                if not place.is_attached:
+                    # Whoever comes back is not told the name again.
+                    place.attach(place.name)
                 if not place.takes_number(number):
                     return
             elif isinstance(item, ClientError):
