@@ -103,7 +103,8 @@ export function apiError(error, details = {}) {
   const kind = status === null
     ? OF_TYPE[type ?? ""] ?? ServerFailed
     : OF_STATUS[status] ?? (status >= 500 ? ServerFailed : BadRequest);
-  const message = String(fields.message || `the server answered ${status}`);
+  const answered = status === null ? "the server told of an error" : `the server answered ${status}`;
+  const message = String(fields.message || answered);
   return new kind(message, { ...details, type, code: textOrNull(fields.code), param: textOrNull(fields.param) });
 }
 

@@ -150,7 +150,8 @@ def api_error(
         error: the object behind `error` in a body, an event or a message. Proxies send anything here.
     """
     fields: Mapping[str, Any] = error if isinstance(error, dict) else {"message": error}
-    message = str(fields.get("message") or f"the server answered {status}")
+    answered = "the server told of an error" if status is None else f"the server answered {status}"
+    message = str(fields.get("message") or answered)
     kind, code, param = (_text(fields.get(name)) for name in ("type", "code", "param"))
     return _class_of(status, kind)(
         message,
