@@ -128,7 +128,7 @@ def test_closing_the_blocking_client_stops_its_streams(tiny_server, transport):
     next(stream)
     client.close()
     wait_stopped(tiny_server)
-    assert text_of(stream.result())
+    assert stream.text
 
 
 def test_a_break_without_a_context_stops_it_too(tiny_server, transport):
