@@ -5,6 +5,8 @@ import { RETRYABLE_STATUSES } from "./place.js";
 
 /** A reader waits in the middle of a text: the longest wait between two tries to go on with it. */
 const MAX_RETURN_DELAY = 5000;
+/** What counts of a try that went on for longer: there was a connection then, on which a stream had to wait. */
+const MAX_TRY = 10_000;
 
 /**
  * Times are in milliseconds.
@@ -27,8 +29,8 @@ export const DEFAULT_RETRIES = {
 export class Attempts {
   #numFailures = 0;
   #waited = 0;
-  /** @type {number | null} */
-  #lostAt = null;
+  /** When the next try to come back begins. @type {number | null} */
+  #retryAt = null;
   #numEvents = 0;
   #retries;
 
@@ -62,10 +64,12 @@ export class Attempts {
    * @returns {number}
    */
   streamDelay(error, place, hasBegun) {
-    if (this.#lostAt === null || place.numEvents > this.#numEvents) {
+    const now = performance.now();
+    if (place.numEvents > this.#numEvents) {
       this.#numEvents = place.numEvents;
       this.#numFailures = this.#waited = 0;
-      this.#lostAt = performance.now();
+    } else if (this.#retryAt !== null) {
+      this.#waited += Math.min(Math.max(now - this.#retryAt, 0), MAX_TRY);
     }
     this.#numFailures += 1;
     if (!(hasBegun ? place.canReturn(error) : place.isUnreached(error))) throw error;
@@ -74,11 +78,11 @@ export class Attempts {
       if (this.#numFailures > maxRetries) throw error;
       return this.#wait(error, maxDelay, maxDelay);
     }
-    // Tries take their time too; the waits count even where a caller's own are none.
-    const left = this.#retries.resume - Math.max(this.#waited, performance.now() - this.#lostAt);
+    const left = this.#retries.resume - this.#waited;
     if (left <= 0) throw error;
     const delay = this.#wait(error, MAX_RETURN_DELAY, left);
     this.#waited += delay;
+    this.#retryAt = now + delay;
     return delay;
   }
 

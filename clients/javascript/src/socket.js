@@ -190,16 +190,19 @@ class Connection {
     let isAsked = false;
     const look = () => {
       const silence = Date.now() - this.#lastHeard;
-      if (silence < idle / 2) isAsked = false;
-      if (silence >= idle) {
-        this.#lose("nothing came for longer than timeouts.idle");
-        return;
-      }
-      if (silence >= idle / 2 && !isAsked) {
+      if (silence < idle / 2) {
+        isAsked = false;
+        this.#timer = setTimeout(look, idle / 2 - silence);
+      } else if (!isAsked) {
+        // Also where this comes late, as on a page that was put aside: the server has not been silent for that.
         isAsked = true;
         this.#send(this.#streams.ping());
+        this.#timer = setTimeout(look, idle / 2);
+      } else if (silence < idle) {
+        this.#timer = setTimeout(look, idle - silence);
+      } else {
+        this.#lose("nothing came for longer than timeouts.idle");
       }
-      this.#timer = setTimeout(look, isAsked ? idle - silence : idle / 2 - silence);
     };
     this.#timer = setTimeout(look, idle / 2);
   }

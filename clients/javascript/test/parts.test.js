@@ -84,6 +84,24 @@ test("waits double up to a limit and differ by chance", () => {
   }
 });
 
+test("coming back ends by the clock too", (t) => {
+  let now = 100;
+  t.mock.method(performance, "now", () => now);
+  const place = new Place({ endpoint: "", path: "", idPrefix: "", body: {} }, true);
+  place.attach("chatcmpl-x");
+  place.takesNumber(1);
+  const attempts = new Attempts({ ...DEFAULT_RETRIES, chance: () => 1 });
+  const error = new ConnectionFailed("gone");
+  const waits = [];
+  for (let number = 0; number < 6; number += 1) {
+    waits.push(attempts.streamDelay(error, place, true));
+    now += 25_000;
+    if (number === 0) place.takesNumber(2);
+  }
+  assert.deepEqual(waits, [500, 500, 1000, 2000, 4000, 5000]);
+  assert.throws(() => attempts.streamDelay(error, place, true), error);
+});
+
 test("Retry-After", () => {
   const now = Date.UTC(2015, 9, 21, 7, 28);
   for (const [header, expected] of [

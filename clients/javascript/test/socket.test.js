@@ -110,6 +110,24 @@ test("a server that does not answer a ping is lost", async () => {
   assert.deepEqual(WebSocket.sockets[0].sent.map(({ type }) => type), ["create", "ping", "ping"]);
 });
 
+test("whoever was held up itself asks before it gives up", async () => {
+  const WebSocket = scripted((message, socket) => {
+    if (message.type === "opening") socket.open();
+    if (message.type === "ping") socket.say({ type: "pong" });
+    if (message.type !== "create") return;
+    socket.say({ id: message.id, type: "chunk", chunk: piece("On") });
+    // No timer fires meanwhile.
+    setImmediate(() => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 120));
+    setTimeout(() => {
+      socket.say({ id: message.id, type: "chunk", chunk: piece("ce") });
+      socket.say({ id: message.id, type: "done" });
+    }, 160);
+  });
+  const client = new Client("http://server.example", { transport: "websocket", WebSocket, timeouts: { idle: 50 } });
+  assert.equal(textOf(await client.completions.stream({ prompt: "" }).result()), "Once");
+  client.close();
+});
+
 test("a slow answer of a server that answers pings is waited for", async () => {
   let numPings = 0;
   const WebSocket = scripted((message, socket) => {

@@ -231,8 +231,8 @@ export interface Retries {
   /** Longest wait. If the server names a longer time, the error is thrown instead. 60,000 by default. */
   maxDelay: number;
   /**
-   * Waits in all, in milliseconds and without anything of the stream meanwhile, before one that broke off is given up;
-   * 60,000 by default. With 0 streams end with their connections, also on the server.
+   * Time without anything of a stream, in milliseconds, from when it broke off until it is given up; 60,000 by default.
+   * With 0 streams end with their connections, also on the server.
    */
   resume: number;
   /** A number from 0 to 1. */

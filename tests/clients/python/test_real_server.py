@@ -96,6 +96,23 @@ async def test_lost_connections_lose_nothing(make_client, tiny_server, transport
     assert comparable(reading.result) == comparable(whole.result)
 
 
+async def test_a_request_whose_answer_never_came_is_not_run_twice(make_client, tiny_server):
+    def num_run():
+        metrics = httpx.get(f"{tiny_server.url}/metrics", timeout=300).text
+        return sum(map(float, re.findall(r"^vllm:request_success_total\S* (\S+)$", metrics, re.MULTILINE)))
+
+    prompt, options = ASKED["completions"]
+    whole = await make_client(url=tiny_server.url).read("completions", prompt, **options)
+    before = num_run()
+    with CuttingProxy(tiny_server.url, iter([1, 1, 1])) as proxy:
+        client = make_client(url=proxy.url)
+        reading = await client.read("completions", prompt, **options)
+        await client.close()
+    assert reading.text == whole.text
+    # One of each choice.
+    assert num_run() - before == options["n"]
+
+
 async def test_a_stream_that_is_left_while_the_way_is_cut_ends(tiny_server):
     """Over SSE; on a WebSocket the word may be lost with the connection, and the server's window ends it."""
     with CuttingProxy(tiny_server.url, iter(())) as proxy:

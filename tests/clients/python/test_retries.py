@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from streamserve_client import AnswerTimeout, BadRequest, ConnectionFailed, RateLimited, Retries
+from streamserve_client.endpoints import CHAT
+from streamserve_client.place import Place
 from streamserve_client.retries import Attempts, parse_retry_after
 
 BROKEN = ConnectionFailed("broken")
@@ -63,3 +65,22 @@ def test_the_last_error_is_the_one_that_is_raised():
 )
 def test_retry_after(header, seconds):
     assert parse_retry_after(header, datetime(2015, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+
+
+def test_coming_back_ends_by_the_clock_too(monkeypatch):
+    """Tries take their time: each may wait for a connection that does not come."""
+    now_s = [100.0]
+    monkeypatch.setattr("streamserve_client.retries.time.monotonic", lambda: now_s[0])
+    place = Place(CHAT.call([], {}, None), is_kept=True)
+    place.attach("chatcmpl-x")
+    place.takes_number(1)
+    attempts = Attempts(Retries(resume_s=60, chance=lambda: 1.0))
+    waits = []
+    for number in range(6):
+        waits.append(attempts.stream_delay_s(BROKEN, place, has_begun=True))
+        now_s[0] += 25
+        if number == 0:
+            # Something comes: the time begins anew.
+            place.takes_number(2)
+    assert waits == [0.5, 0.5, 1.0, 2.0, 4.0, 5.0]
+    assert attempts.stream_delay_s(BROKEN, place, has_begun=True) is None

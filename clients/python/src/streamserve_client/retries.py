@@ -14,6 +14,8 @@ from streamserve_client.place import Place
 
 # A reader waits in the middle of a text: the longest wait between two tries to go on with it.
 MAX_RETURN_DELAY_S = 5.0
+# What counts of a try that went on for longer: there was a connection then, on which a stream had to wait.
+MAX_TRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,9 @@ class Attempts:
         self._retries = retries
         self._num_failures = 0
         self._num_events = 0
-        self._lost_s: float | None = None
-        self._slept_s = 0.0
+        # In waits and tries since something came, and the time of the next try.
+        self._waited_s = 0.0
+        self._retry_s: float | None = None
 
     def delay_s(self, error: ClientError) -> float:
         """Seconds until the next try after one that failed with `error`, which is raised if there is none."""
@@ -105,18 +108,20 @@ class Attempts:
             place: where the stream is.
             has_begun: something of it has come, and it cannot be begun anew.
         """
-        if self._lost_s is None or place.num_events > self._num_events:
-            self._num_events, self._num_failures = place.num_events, 0
-            self._lost_s, self._slept_s = time.monotonic(), 0.0
+        now_s = time.monotonic()
+        if place.num_events > self._num_events:
+            self._num_events, self._num_failures, self._waited_s = place.num_events, 0, 0.0
+        elif self._retry_s is not None:
+            self._waited_s += min(max(now_s - self._retry_s, 0.0), MAX_TRY_S)
         self._num_failures += 1
         if not (place.can_return(error) if has_begun else place.is_unreached(error)):
             return None
         if not (has_begun or place.is_kept_there):
             return self._retries.passing_delay_s(self._num_failures, error)
-        # Tries take their time too; the sleeps count even where a caller's own are none.
-        waited_s = max(time.monotonic() - self._lost_s, self._slept_s)
-        delay_s = self._retries.return_delay_s(self._num_failures, waited_s, error)
-        self._slept_s += delay_s or 0.0
+        delay_s = self._retries.return_delay_s(self._num_failures, self._waited_s, error)
+        if delay_s is not None:
+            self._waited_s += delay_s
+            self._retry_s = now_s + delay_s
         return delay_s
 
 
