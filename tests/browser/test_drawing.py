@@ -65,12 +65,15 @@ HEBREW = "\u05e9\u05dc\u05d5\u05dd"
 def test_each_text_runs_in_its_own_direction(chat):
     code = f"```python\n# {HEBREW}\n```"
     chat.script(events(f"{HEBREW} 1\n\n- {HEBREW} 2\n\nEnglish\n\n{code}\n"))
-    chat.page.get_by_label("Message", exact=True).fill(HEBREW)
     direction = "each => getComputedStyle(each).direction"
-    assert chat.page.locator("#prompt").evaluate(direction) == "rtl"
+    assert chat.page.locator("#prompt").evaluate("each => getComputedStyle(each).unicodeBidi") == "plaintext"
     chat.say(HEBREW)
     chat.until_answered()
     for selector in (".bubble", ".markdown > p >> nth=0", ".markdown li", "#title", ".conversation"):
         assert chat.page.locator(selector).evaluate(direction) == "rtl", selector
     for selector in (".markdown > p >> nth=1", ".markdown pre", "#thread"):
         assert chat.page.locator(selector).evaluate(direction) == "ltr", selector
+    # The signs of a list are on the side where its text begins, and within the page.
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert chat.page.evaluate(wide) == 0
+    assert chat.page.locator(".markdown ul").evaluate("each => getComputedStyle(each).paddingRight") != "0px"

@@ -3,6 +3,8 @@
 import { byId, isComposing } from "./dom.js";
 
 const MAX_HEIGHT_PX = 240;
+// More than fits into that height, on any screen.
+const LONG_CHARS = 10_000;
 
 export class Composer {
   #form = byId("composer", HTMLFormElement);
@@ -78,8 +80,10 @@ export class Composer {
   }
 
   #fit() {
-    this.#text.style.height = "auto";
-    this.#text.style.height = `${Math.min(this.#text.scrollHeight, MAX_HEIGHT_PX)}px`;
+    // To measure a whole document that was pasted takes seconds.
+    const isLong = this.#text.value.length > LONG_CHARS;
+    if (!isLong) this.#text.style.height = "auto";
+    this.#text.style.height = `${isLong ? MAX_HEIGHT_PX : Math.min(this.#text.scrollHeight, MAX_HEIGHT_PX)}px`;
     this.#send.disabled = this.#text.value.trim() === "";
   }
 }

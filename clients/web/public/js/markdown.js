@@ -46,8 +46,8 @@ export function drawn(tokens) {
     table.replaceWith(frame);
     frame.append(table);
   }
-  // Each block runs in the direction of its own first letter; code is left to right, whatever it says.
-  for (const block of fragment.querySelectorAll("p, li, ul, ol, blockquote, table, h1, h2, h3, h4, h5, h6")) block.setAttribute("dir", "auto");
+  // Each block has the side of its own first letter (what is in it: markdown.css); code is left to right, whatever it says.
+  for (const block of fragment.children) block.setAttribute("dir", block.matches(".code") ? "ltr" : "auto");
   for (const each of fragment.querySelectorAll("[class]")) {
     if (!each.closest(".code")) each.removeAttribute("class");
   }

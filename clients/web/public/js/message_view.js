@@ -78,7 +78,7 @@ export class QuestionView extends MessageView {
   }
 
   edit() {
-    const area = el("textarea", { "aria-label": "Edit your message", rows: "3", dir: "auto" });
+    const area = el("textarea", { "aria-label": "Edit your message", rows: "3" });
     area.value = this.message.content;
     const close = () => {
       this.element.classList.remove("is-edited");
