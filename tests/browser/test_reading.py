@@ -130,3 +130,28 @@ def test_the_focus_is_not_lost_with_what_is_deleted(chat):
     chat.until(f"{focused} === 'Delete Three'")
     chat.page.keyboard.press("Enter")
     chat.until("document.activeElement.id === 'new-chat'")
+
+
+def test_of_many_conversations_only_what_changes_is_drawn(chat):
+    chat.script(*[events("Yes.")] * 3)
+    for name in ("One", "Two"):
+        chat.page.get_by_role("button", name="New chat").click()
+        chat.say(name)
+        chat.until_answered()
+    items = chat.page.locator(".conversations li")
+    items.evaluate_all("all => { for (const each of all) each.isFirst = true; }")
+    chat.say("Again")
+    chat.until_answered()
+    assert items.evaluate_all("all => all.map((each) => each.isFirst === true)") == [False, True]
+    chat.page.get_by_role("button", name="One", exact=True).click()
+    chat.page.locator(".bubble", has_text="One").wait_for()
+    assert items.evaluate_all("all => all.map((each) => each.classList.contains('is-current'))") == [
+        False,
+        True,
+    ]
+    # A name that is not changed after all stands there again.
+    for key in ("Escape", "Enter"):
+        chat.page.get_by_role("button", name="Rename One").click()
+        chat.page.get_by_label("New name").press(key)
+        chat.until("document.querySelectorAll('.conversation').length === 2")
+    assert chat.titles == ["Two", "One"]

@@ -5,6 +5,7 @@ import { dayName } from "./numbers.js";
 import { prefer, preferences } from "./preferences.js";
 
 /** @typedef {import("./types.js").Conversation} Conversation */
+/** @typedef {{id: string | null, place: number, button: number}} Focus */
 
 const NARROW = matchMedia("(max-width: 760px)");
 
@@ -16,6 +17,9 @@ export class Sidebar {
   /** @type {string | null} */
   #renamed = null;
   #draw = () => {};
+  /** What is drawn, by conversation. @type {Map<string, {look: string, item: HTMLElement}>} */
+  #items = new Map();
+  #order = "";
 
   /**
    * @param {object} deeds
@@ -79,16 +83,37 @@ export class Sidebar {
     const now = new Date();
     /** @type {Map<string, HTMLElement[]>} */
     const days = new Map();
+    const before = this.#items;
+    this.#items = new Map();
     for (const each of conversations) {
+      const look = JSON.stringify([each.title, each.id === current, busy.has(each.id)]);
+      const kept = before.get(each.id);
+      const item = kept?.look === look ? kept.item : this.#item(each, each.id === current, busy.has(each.id));
+      this.#items.set(each.id, { look, item });
       const day = dayName(each.updatedAt, now);
-      days.set(day, [...(days.get(day) ?? []), this.#item(each, each.id === current, busy.has(each.id))]);
+      const items = days.get(day);
+      if (items) items.push(item);
+      else days.set(day, [item]);
     }
+    const order = JSON.stringify([...days].map(([day, items]) => [day, items.map((item) => item.dataset.conversation)]));
+    if (order === this.#order) {
+      // Of hundreds of conversations, one or two look different now.
+      for (const [id, { item }] of this.#items) if (before.get(id)?.item !== item) before.get(id)?.item.replaceWith(item);
+      this.#giveFocus(focus);
+      return;
+    }
+    this.#order = order;
     const groups = [...days].map(([day, items]) =>
       el("section", {}, el("h2", {}, day), el("ul", { role: "list" }, ...items)),
     );
     const nothing = el("p", { class: "hint" }, "Conversations are listed here.");
     this.#list.replaceChildren(...(groups.length ? groups : [nothing]));
-    if (!focus) return;
+    this.#giveFocus(focus);
+  }
+
+  /** @param {Focus | null} focus */
+  #giveFocus(focus) {
+    if (!focus || this.#list.contains(document.activeElement)) return;
     const items = [...this.#list.querySelectorAll("[data-conversation]")];
     // Of one that was deleted, it goes to the one that has its place.
     const item = items.find((each) => each.getAttribute("data-conversation") === focus.id) ?? items[focus.place] ?? items.at(-1);
@@ -96,7 +121,7 @@ export class Sidebar {
     button?.focus();
   }
 
-  /** @returns {{id: string | null, place: number, button: number} | null} where in the list the focus is */
+  /** @returns {Focus | null} where in the list the focus is */
   #focus() {
     const focused = document.activeElement;
     const item = focused?.closest("[data-conversation]");
@@ -128,6 +153,9 @@ export class Sidebar {
   /** @param {Conversation} conversation @param {HTMLElement} item */
   #rename(conversation, item) {
     this.#renamed = conversation.id;
+    // What stands there now is no item any more, and is drawn anew.
+    const drawn = this.#items.get(conversation.id);
+    if (drawn) drawn.look = "";
     const input = el("input", { type: "text", "aria-label": "New name", maxlength: "200", dir: "auto" });
     input.value = conversation.title;
     /** @param {boolean} isWanted */
