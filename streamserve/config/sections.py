@@ -190,9 +190,17 @@ class SupervisorConfig:
     )
     engine_failure_grace: float = option(
         5.0,
-        "Seconds that the server goes on answering 503 after its engine died, before it exits with 1.",
+        "Seconds that the server goes on answering 503 once it has given its engine up "
+        "(--max-engine-restarts), before it exits with 1.",
         kind="float",
         minimum=0,
+    )
+    max_engine_restarts: int = option(
+        5,
+        "How often in a row an engine that died is started again, to go on with all requests, before the "
+        "server ends; one that served for five minutes begins a new row. 0 ends the server, and its streams "
+        "with an error, when the engine dies.",
+        kind="count",
     )
     max_frontend_restarts: int = option(
         5,

@@ -9,8 +9,9 @@ would: the ABORT goes out at once, and the iterator ends when its caller has tak
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -77,18 +78,33 @@ class Generation:
         if self.on_cancel is not None:
             self.on_cancel()
 
-    def as_add(self, stream: int) -> AddRequest:
-        """The engine's form of it, under the number `stream`."""
+    def as_add(
+        self, stream: int, output: array[int], *, has_run: bool = False, is_suspect: bool = False
+    ) -> AddRequest:
+        """The engine's form of it.
+
+        Args:
+            stream: its number.
+            output: tokens of it that earlier engines generated.
+            has_run, is_suspect: see `AddRequest`.
+        """
+        tokens, params = self.prompt, self.params
+        if output:
+            tokens = np.concatenate([tokens, np.array(output, dtype=np.int32)])
+            # With the first token, all is known of the prompt.
+            params = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
         return AddRequest(
             stream=stream,
-            tokens=self.prompt,
+            tokens=tokens,
             num_prompt=len(self.prompt),
-            params=self.params,
+            params=params,
             block_hashes=self.block_hashes,
             priority=self.priority,
-            deadline_ns=self.deadline_ns,
+            deadline_ns=0 if has_run else self.deadline_ns,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            has_run=has_run,
+            is_suspect=is_suspect,
         )
 
 
@@ -150,15 +166,15 @@ class EngineClient:
         return self.state is EngineState.READY and self._pump.silence_s() < self._heartbeat_timeout_s
 
     def engine(self) -> EngineFacts:
-        """The engine that serves now.
+        """The engine that serves now; while another is started in its place, what is known of the last one.
 
         Raises:
-            EngineUnavailable: there is none, or the server is draining.
+            EngineUnavailable: there is none and there was none, or the server is ending.
         """
-        engine, state = self._pump.engine, self.state
-        if engine is None or state is not EngineState.READY:
+        facts, state = self._pump.facts, self.state
+        if facts is None or state in (EngineState.DRAINING, EngineState.DEAD):
             raise EngineUnavailable(_UNAVAILABLE[state])
-        return engine
+        return facts
 
     async def call(self, body: dict[str, Any]) -> Any:
         """The engine's answer to a control call.
@@ -202,25 +218,28 @@ class EngineClient:
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """Runs `generation` and yields what comes, merged if the caller is slow. Ends after the finish.
 
+        An engine that dies is a pause: the next one goes on.
+
         The caller must close the iterator (`contextlib.aclosing`): that is what tells the engine.
 
         Raises:
             Overloaded: too many requests are waiting.
-            EngineUnavailable: there is no engine, or it went away.
+            EngineUnavailable: there is no engine and none will come, or the server is ending.
             Expired: the request was still waiting at its deadline.
-            RequestFailed: the engine gave this request up.
+            RequestFailed: the engine gave this request up, or died of it.
         """
         if generation.is_cancelled:
             yield Delta([], Finish.ABORT)
             return
-        engine, params = self.engine(), generation.params
+        self.engine()
         self.admission.enter()
-        mailbox = self._streams.open(params.logprobs, params.prompt_logprobs)
-        generation.on_cancel = partial(self._cancel, mailbox, engine.epoch)
+        live, params = self._pump.live, generation.params
+        mailbox = live.open(generation, params.logprobs, params.prompt_logprobs)
+        generation.on_cancel = partial(live.cancel, mailbox)
         generation.mailbox = mailbox
         is_waiting = True
         try:
-            self._sender.add(generation.as_add(mailbox.stream))
+            live.send(mailbox)
             while True:
                 delta = await mailbox.get()
                 if is_waiting and delta.tokens:
@@ -237,8 +256,7 @@ class EngineClient:
         finally:
             generation.on_cancel = generation.mailbox = None
             generation.began_s = mailbox.began_s
-            self._abort(mailbox, engine.epoch)
-            self._streams.close(mailbox)
+            live.close(mailbox)
             if is_waiting:
                 self.admission.leave()
 
@@ -256,14 +274,3 @@ class EngineClient:
             )
         if delta.finish == Finish.ERROR:
             raise RequestFailed("The engine could not finish this request.")
-
-    def _cancel(self, mailbox: Mailbox, epoch: int) -> None:
-        if not mailbox.finish:
-            self._abort(mailbox, epoch)
-            self._streams.end(mailbox, Finish.ABORT)
-
-    def _abort(self, mailbox: Mailbox, epoch: int) -> None:
-        """Tells the engine that nobody waits any more, unless it knows or is gone."""
-        engine = self._pump.engine
-        if not mailbox.finish and engine is not None and engine.epoch == epoch:
-            self._sender.abort(mailbox.stream)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from streamserve.config import AuthConfig, ServerConfig
 from streamserve.frontend.keys import KeyRing
-from streamserve.frontend.status import FIRST_EPOCH, Board, Progress
+from streamserve.frontend.status import Board, Progress
 from streamserve.frontend.tracing import Tracer
-from streamserve.ipc.board import EngineState
+from streamserve.ipc.board import FIRST_EPOCH, EngineState
 from streamserve.ipc.door import Doors
 
 

@@ -214,6 +214,12 @@ def _by_frontend() -> list[Family]:
             "How often it was started again after it had died.",
             by_frontend=True,
         ),
+        Family(
+            "streamserve:engine_outage_seconds",
+            Kind.SUMMARY,
+            "How long it was without an engine after one had died.",
+            by_frontend=True,
+        ),
         gauge("streams_open", "Answers that are being made."),
         gauge("streams_detached", "Those of them that have lost their connection, and go on."),
         gauge("resume_buffer_bytes", "Memory of the events that are kept for who comes back."),
@@ -243,10 +249,28 @@ def _resumption() -> list[Family]:
     ]
 
 
+def _recovery() -> list[Family]:
+    def counter(name: str, help: str) -> Family:
+        return Family(f"streamserve:requests_{name}", Kind.COUNTER, help)
+
+    return [
+        counter("continued", "How often a request was taken over by another engine than had run it."),
+        counter("suspected", "How often one was to run alone, since several engines had died running it."),
+        counter("poisonous", "Requests that were failed because engines died of them."),
+    ]
+
+
 def families(key_names: Sequence[str]) -> tuple[Family, ...]:
     """All of them, in the order in which they are shown.
 
     Args:
         key_names: names of the API keys, "" for requests without one.
     """
-    return (*_requests(), *_transport(), *_resumption(), *_by_key(key_names), *_by_frontend())
+    return (
+        *_requests(),
+        *_transport(),
+        *_resumption(),
+        *_recovery(),
+        *_by_key(key_names),
+        *_by_frontend(),
+    )

@@ -10,6 +10,7 @@ take what comes at once, without waiting for anything, may listen instead.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ class Mailbox:
         cached_tokens: prompt tokens that the engine found in its prefix cache.
         began_s: since when the engine runs the request, in monotonic seconds; None while it does not.
         finish: the `Finish` code, once the stream has ended.
+        output: all tokens that have ever come, for an engine that goes on from them.
         num_top, num_prompt_top: see above.
         listener: called whenever there is something to take, in the pump's own turn; must not raise. While
             there is one, nobody may `get`.
@@ -64,6 +66,7 @@ class Mailbox:
         "listener",
         "num_prompt_top",
         "num_top",
+        "output",
         "stream",
     )
 
@@ -74,6 +77,7 @@ class Mailbox:
         self.cached_tokens = 0
         self.began_s: float | None = None
         self.finish = NOT_FINISHED
+        self.output = array("i")
         self.listener: Callable[[], None] | None = None
         self._tokens: list[int] = []
         # Joined only when they are taken.
@@ -84,6 +88,7 @@ class Mailbox:
 
     def put(self, tokens: list[int], finish: int) -> None:
         """Adds tokens and wakes the task. Hot: once a token and stream."""
+        self.output.fromlist(tokens)
         if self._tokens:
             self._tokens += tokens
         else:
@@ -101,6 +106,15 @@ class Mailbox:
     def put_prompt_logprobs(self, logprobs: Logprobs) -> None:
         """Adds rows for the next part of the prompt."""
         self._prompt_logprobs.append(logprobs.rows(slice(None), self.num_prompt_top))
+
+    def drop_prompt_logprobs(self) -> None:
+        """Forgets them; they will come once more."""
+        self._prompt_logprobs.clear()
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing more will come."""
+        return bool(self.finish) or self._failure is not None
 
     def fail(self, failure: StreamserveError) -> None:
         """Ends the stream with `failure`, after what is already in the box. The first failure counts."""

@@ -157,6 +157,7 @@ class Metrics:
         self.sizes = Sizes(row)
         self.sockets = Sockets(row)
         self.resume = Resume(row)
+        self.recovery = Recovery(row)
         self._keys = {name: _key_counters(row, name) for name in row.layout.key_names}
         nowhere = Counter(memoryview(bytearray(CELL_BYTES)).cast("d"), 0)
         self._strangers = KeyCounters(nowhere, nowhere, nowhere)
@@ -210,6 +211,16 @@ class Resume:
         self.resumed = row.counter("streamserve:streams_resumed")
         self.expired = row.counter("streamserve:streams_expired")
         self.refused = row.counter("streamserve:streams_not_kept")
+
+
+class Recovery:
+    """What is counted of requests whose engine has died."""
+
+    def __init__(self, row: Row) -> None:
+        self.continued = row.counter("streamserve:requests_continued")
+        self.suspected = row.counter("streamserve:requests_suspected")
+        self.poisonous = row.counter("streamserve:requests_poisonous")
+        self.outage = row.histogram("streamserve:engine_outage_seconds")
 
 
 def _key_counters(row: Row, name: str) -> KeyCounters:

@@ -57,14 +57,14 @@ logger = logging.getLogger(__name__)
 TOKENIZER_THREADS = 2
 
 
-def build_client(bootstrap: Bootstrap, config: Config, board: StatusBoard) -> EngineClient:
+def build_client(bootstrap: Bootstrap, config: Config, board: StatusBoard, metrics: Metrics) -> EngineClient:
     """The engine client on the inherited channel. Its segments stay mapped until the process ends."""
     (channel,) = bootstrap.channels
     own_bell = Doorbell.attach(channel.frontend_bell)
     writer = RingWriter(Segment.attach(channel.request_ring).view, Doorbell.attach(channel.engine_bell))
     reader = RingReader(Segment.attach(channel.delta_ring).view, Doorbell.attach(channel.engine_bell))
     sender, streams = Sender(writer), StreamTable()
-    pump = Pump(reader, sender, board, own_bell, streams, incarnation=channel.incarnation)
+    pump = Pump(reader, sender, board, own_bell, streams, incarnation=channel.incarnation, metrics=metrics)
     # Each frontend has its share of the places; connections spread over them evenly enough.
     admission = Admission(-(-config.server.max_waiting // config.server.api_workers))
     return EngineClient(pump, sender, streams, admission, config.supervisor.heartbeat_timeout)
@@ -185,7 +185,7 @@ async def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
         ready.ready({"pid": os.getpid()})
 
     def build(model: ResolvedModel) -> FrontendServer:
-        client = build_client(bootstrap, config, board)
+        client = build_client(bootstrap, config, board, registry.metrics)
         service = build_service(bootstrap, config, model, client, registry)
         return build_server(build_app(service, deployment), service, config, take_over)
 

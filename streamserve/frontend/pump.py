@@ -18,9 +18,11 @@ from typing import Any, Protocol
 
 from streamserve.errors import EngineUnavailable, RequestFailed
 from streamserve.frontend.calls import Calls
+from streamserve.frontend.live_requests import LiveRequests
 from streamserve.frontend.mailbox import StreamTable
+from streamserve.frontend.metrics import Metrics
 from streamserve.frontend.sender import Sender
-from streamserve.ipc.board import EngineState
+from streamserve.ipc.board import FIRST_EPOCH, EngineState
 from streamserve.ipc.layout import RingCorrupted, RingStatistics
 from streamserve.messages import (
     Kind,
@@ -40,7 +42,6 @@ _BROKEN_FRAME = (struct.error, ValueError, KeyError, TypeError)
 # Seconds that streams have to end with an error before a frontend with a damaged ring exits.
 LAST_WORDS_S = 1.0
 
-NS_PER_S = 1e9
 PULSE_INTERVAL_S = 0.25
 PING_AFTER_S = 1.0
 # Reads before the loop may run other work. A read takes up to 256 frames.
@@ -145,9 +146,12 @@ class Pump:
         bell: this frontend's doorbell.
         streams: where the mailboxes are.
         incarnation: which process on this channel it is (streamserve.messages).
+        metrics: where it is counted what becomes of requests whose engine dies.
 
     Attributes:
         engine: the engine that serves now, or None while there is none.
+        facts: what the last engine said about itself, whether or not it is still there.
+        live: the requests that somebody waits for.
         gauges: the newest STATS body.
         on_relay: answers what another frontend asks; None says that this one knows nothing of it.
     """
@@ -161,8 +165,11 @@ class Pump:
         streams: StreamTable,
         *,
         incarnation: int = 0,
+        metrics: Metrics | None = None,
     ) -> None:
         self.engine: EngineFacts | None = None
+        self.facts: EngineFacts | None = None
+        self.live = LiveRequests(streams, sender, metrics or Metrics())
         self.gauges: dict[str, Any] = {}
         self.on_relay: Callable[[Any], Any] = _knows_nothing
         self._reader = reader
@@ -175,6 +182,9 @@ class Pump:
         self._pulse = Pulse()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # Set while there is an engine, and once there will be none.
+        self._arrival = asyncio.Event()
+        self._is_over = False
 
     def start(self) -> None:
         """Begins to listen, on the running loop."""
@@ -183,7 +193,7 @@ class Pump:
         self._beat()
 
     def stop(self) -> None:
-        """Listens no more; live streams are failed."""
+        """Listens no more; live streams fail."""
         if self._loop is None:
             return
         self._loop.remove_reader(self._bell.fileno())
@@ -191,7 +201,7 @@ class Pump:
         if self._timer is not None:
             self._timer.cancel()
         self._reader.disarm()
-        self._lose_engine("The server is shutting down.")
+        self._end("The server is shutting down.")
 
     @property
     def state(self) -> EngineState:
@@ -201,6 +211,12 @@ class Pump:
             return EngineState.STARTING if state is EngineState.READY else state
         is_ending = epoch == self.engine.epoch and state in (EngineState.DRAINING, EngineState.DEAD)
         return state if is_ending else EngineState.READY
+
+    @property
+    def _awaits_successor(self) -> bool:
+        """Whether there is no engine, and one will come in the place of another."""
+        is_first = self._board.read()[0] <= FIRST_EPOCH
+        return self.engine is None and not is_first and not self._is_over
 
     def silence_s(self) -> float:
         """Seconds since the engine was last heard."""
@@ -219,11 +235,18 @@ class Pump:
     async def relay(self, body: Any) -> Any | None:
         """What another frontend answers to `body`; None if none of them has an answer (see `Calls.relay`).
 
-        Without an engine there is no way to the others, and nothing live for them to know of: None as well.
+        The way to the others is the engine; if that dies, the next one has to come first. Before the first
+        and after the last there is nothing live for them to know of: None as well.
         """
-        if self.engine is None or self._loop is None:
-            return None
-        return await self._calls.relay(self.engine.epoch, body)
+        while True:
+            while self._awaits_successor:
+                await self._arrival.wait()
+            engine = self.engine
+            if engine is None or self._loop is None:
+                return None
+            answer = await self._calls.relay(engine.epoch, body)
+            if answer is not None or self.engine is engine:
+                return answer
 
     def statistics(self) -> RingStatistics:
         """Of the delta ring."""
@@ -242,10 +265,9 @@ class Pump:
                     break
             else:
                 self._loop.call_soon(self._wake)
+            self._look_at_board()
         except RingCorrupted as error:
             self._give_up(error)
-            return
-        self._look_at_board()
 
     def _drain(self) -> bool:
         """Handles one read; False if there was nothing."""
@@ -272,7 +294,7 @@ class Pump:
         self._loop.remove_reader(self._bell.fileno())
         if self._timer is not None:
             self._timer.cancel()
-        self._lose_engine("The server failed.")
+        self._end("The server failed.")
         # Time for the streams to tell their clients; the supervisor sees the rest.
         self._loop.call_later(LAST_WORDS_S, sys.exit, 1)
 
@@ -285,7 +307,7 @@ class Pump:
         elif kind == Kind.STEP:
             self._route(payload)
         elif kind == Kind.BEGUN:
-            self._note_begun(*decode_begun(payload))
+            self.live.begin(*decode_begun(payload))
         elif kind == Kind.PROMPT_LOGPROBS:
             stream, _, logprobs = decode_prompt_logprobs(payload)
             mailbox = self._streams.find(stream)
@@ -314,16 +336,11 @@ class Pump:
             mailbox = slots[slot] if slot < num_slots else None
             # Another generation, or nobody: the stream was aborted after the engine computed this.
             if mailbox is not None and mailbox.stream == stream:
-                if cached is not None and cached[row]:
+                # Of one that has had tokens from another engine, this was told before.
+                if cached is not None and cached[row] and not mailbox.output:
                     mailbox.cached_tokens = cached[row]
                 mailbox.put(tokens[at:end], finish)
             at = end
-
-    def _note_begun(self, streams: Sequence[int], moment_ns: int) -> None:
-        for stream in streams:
-            mailbox = self._streams.find(stream)
-            if mailbox is not None:
-                mailbox.began_s = moment_ns / NS_PER_S
 
     def _route_logprobs(self, step: StepTokens, logprobs: Logprobs) -> None:
         """Hands each stream that asked the rows of its tokens, which follow."""
@@ -351,28 +368,50 @@ class Pump:
 
     def _meet(self, engine: EngineFacts) -> None:
         if self.engine is not None:
-            logger.warning("engine %d was replaced", self.engine.epoch)
-            self._lose_engine("The engine was restarted.")
-        logger.info("engine %d is ready: %s", engine.epoch, engine.model)
-        self.engine = engine
+            if engine.epoch == self.engine.epoch:
+                # Said once more, for a process that is gone.
+                return
+            self._lose_engine(self.engine)
+        self.engine = self.facts = engine
+        self._is_over = False
         self._sender.reset(engine.epoch)
+        num_requests = self.live.meet_engine(time.monotonic())
+        logger.info("engine %d is ready: %s; %d requests", engine.epoch, engine.model, num_requests)
+        self._arrival.set()
 
     def _look_at_board(self) -> None:
         epoch, state = self._board.read()
         engine = self.engine
-        if engine is not None and (
-            epoch > engine.epoch or (epoch == engine.epoch and state is EngineState.DEAD)
-        ):
-            logger.warning("engine %d died with %d streams", engine.epoch, len(self._streams))
-            self._lose_engine("The engine died.")
+        if state is EngineState.DEAD:
+            if not self._is_over:
+                self._end("The engine died.")
+        elif engine is not None and epoch > engine.epoch:
+            # It is gone. What it sent is in the ring, and maybe the words of the next one behind that.
+            while self._drain():
+                pass
+            if self.engine is engine:
+                self._lose_engine(engine)
 
-    def _lose_engine(self, why: str) -> None:
-        """Ends all that depends on the engine; the streams' aborts then have nowhere to go."""
+    def _lose_engine(self, engine: EngineFacts) -> None:
+        """Another engine will take its place, and its requests."""
+        logger.warning("engine %d died with %d streams", engine.epoch, len(self._streams))
+        self._disconnect("The engine died.")
+        self.live.lose_engine(time.monotonic())
+
+    def _end(self, why: str) -> None:
+        """There will be no other engine: ends all that depends on one."""
+        self._is_over = True
+        self._disconnect(why)
+        self.live.leave_engine()
+        self._streams.fail_all(EngineUnavailable(why))
+        self._arrival.set()
+
+    def _disconnect(self, why: str) -> None:
         self.engine = None
         self.gauges = {}
         self._sender.reset(0)
-        self._streams.fail_all(EngineUnavailable(why))
         self._calls.fail(why)
+        self._arrival.clear()
 
     def _beat(self) -> None:
         """Looks round, and asks a silent engine whether it lives. Four times a second."""
@@ -380,5 +419,7 @@ class Pump:
             return
         self._timer = self._loop.call_later(PULSE_INTERVAL_S, self._beat)
         self._wake()
-        if self.engine is not None and self._pulse.ask(time.monotonic()):
+        if self.engine is None:
+            self.live.expire(time.time_ns())
+        elif self._pulse.ask(time.monotonic()):
             self._calls.send(self.engine.epoch, {"method": "ping"})

@@ -6,9 +6,7 @@ import json
 from typing import Any, Protocol
 
 from streamserve.frontend.client import EngineClient
-from streamserve.ipc.board import EngineState
-
-FIRST_EPOCH = 1
+from streamserve.ipc.board import FIRST_EPOCH, EngineState
 
 _WORDS = {
     EngineState.STARTING: "loading",

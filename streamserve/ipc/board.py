@@ -13,11 +13,14 @@ from typing import Self
 from streamserve.ipc.layout import LINE_BYTES
 from streamserve.ipc.segment import Segment
 
+# Of the first engine of a server; each later one has the next.
+FIRST_EPOCH = 1
+
 _STATE_BITS = 8
 
 
 class EngineState(IntEnum):
-    """What the engine of the board's epoch is doing."""
+    """What the engine of the board's epoch is doing. DEAD: it is gone, and no other will come."""
 
     STARTING = 0
     READY = 1

@@ -19,16 +19,12 @@ from streamserve.config import SupervisorConfig
 from streamserve.ipc.layout import RingCorrupted
 from streamserve.supervisor.children import Child, ChildFailed
 from streamserve.supervisor.launcher import Launcher
+from streamserve.supervisor.restarts import Restarts
 from streamserve.supervisor.segments import SharedState
 from streamserve.supervisor.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-# To one that has lived this long, the deaths before it are not counted.
-FORGIVEN_AFTER_S = 300.0
-# The first restart in a row is at once, the second after this; each further one waits twice as long.
-FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 10.0
 # How often the engine is told again as long as the ring to it is full.
 RETRY_S = 0.05
 
@@ -42,15 +38,15 @@ class _Place:
         started_s: when it started.
         due_s: when the next one may start; when one that is not ready is killed.
         is_handed_over: whether the engine knows that the last one is gone.
-        num_restarts: in a row.
+        restarts: how often there was another.
     """
 
     child: Child | None
     name: str
     started_s: float
+    restarts: Restarts
     due_s: float = math.inf
     is_handed_over: bool = True
-    num_restarts: int = 0
 
     def next_s(self, now_s: float) -> float:
         """When something is to be done about it."""
@@ -66,6 +62,7 @@ class Frontends:
         shared: where the channels are.
         watch: what the supervisor waits with.
         clock: monotonic seconds.
+        epoch: of the engine that there is, or of the next.
     """
 
     def __init__(
@@ -75,6 +72,8 @@ class Frontends:
         shared: SharedState,
         watch: Watch,
         clock: Callable[[], float],
+        *,
+        epoch: Callable[[], int],
     ) -> None:
         self._max_restarts = config.max_frontend_restarts
         self._startup_timeout_s = config.startup_timeout
@@ -82,7 +81,7 @@ class Frontends:
         self._shared = shared
         self._watch = watch
         self._clock = clock
-        self._epoch = 0
+        self._epoch = epoch
         self._places: list[_Place] = []
 
     @property
@@ -90,16 +89,16 @@ class Frontends:
         """The processes that there are."""
         return [place.child for place in self._places if place.child is not None]
 
-    def start(self, epoch: int) -> None:
-        """Starts all of them, for engine start `epoch`.
+    def start(self) -> None:
+        """Starts all of them.
 
         Raises:
             OSError: a process could not be started.
         """
-        self._epoch = epoch
         for index in range(len(self._shared.channels)):
             child = self._launch(index)
-            self._places.append(_Place(child, child.name, self._clock()))
+            restarts = Restarts(self._max_restarts, "--max-frontend-restarts")
+            self._places.append(_Place(child, child.name, self._clock(), restarts))
 
     def bury(self, child: Child) -> None:
         """Takes note that `child` has ended while the server serves, and that its place is to be filled.
@@ -110,8 +109,8 @@ class Frontends:
         place = next(place for place in self._places if place.child is child)
         place.child = None
         place.is_handed_over = False
-        if child.is_ready and self._clock() - place.started_s >= FORGIVEN_AFTER_S:
-            place.num_restarts = 0
+        if child.is_ready:
+            place.restarts.forgive(self._clock() - place.started_s)
         self._vacate(place, child.epitaph())
 
     def tend(self) -> float | None:
@@ -134,18 +133,13 @@ class Frontends:
         return None if next_s == math.inf else max(0.0, next_s - now)
 
     def _launch(self, index: int) -> Child:
-        child = self._launcher.frontend(index, self._epoch)
+        child = self._launcher.frontend(index, self._epoch())
         self._watch.add(child)
         return child
 
     def _vacate(self, place: _Place, how: str) -> None:
-        if place.num_restarts >= self._max_restarts:
-            often = f", after {place.num_restarts} restarts in a row" if place.num_restarts else ""
-            raise ChildFailed(f"the {place.name} {how}{often} (--max-frontend-restarts)")
-        doublings = place.num_restarts - 1
-        delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2**doublings) if place.num_restarts else 0.0
+        delay_s = place.restarts.next_delay_s(place.name, how)
         place.due_s = self._clock() + delay_s
-        place.num_restarts += 1
         logger.error("the %s %s; its streams are lost, another starts in %g s", place.name, how, delay_s)
 
     def _fill(self, index: int, place: _Place) -> None:
@@ -164,6 +158,6 @@ class Frontends:
 
     def _hand_over(self, index: int, place: _Place) -> bool:
         try:
-            return self._shared.hand_over(index, self._epoch)
+            return self._shared.hand_over(index, self._epoch())
         except RingCorrupted as error:
             raise ChildFailed(f"the {place.name} left its channel damaged: {error}") from error

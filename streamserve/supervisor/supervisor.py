@@ -3,7 +3,8 @@
     STARTING ──all ready──► SERVING ──SIGTERM, SIGINT──► draining ──frontends gone──► engine stopped, exit 0
         │                      │ │
         │                      │ └─a frontend ends──► another is started; too often──► all stopped, exit 1
-        └─a child fails─┐      └─the engine ends──► a grace for the frontends to say so──► exit 1
+        └─a child fails─┐      └─the engine ends──► another is started, which goes on with all requests;
+                        │                           too often──► the frontends tell all clients, exit 1
                         └► all stopped, exit 1 (2: as configured it cannot run)
 
 The first child brings the model and ends. The others start when the model is there, or when it is clear that
@@ -27,6 +28,7 @@ from streamserve.bootstrap import STOP_ORDER, ResolvedModel
 from streamserve.config import SupervisorConfig
 from streamserve.ipc.board import EngineState
 from streamserve.supervisor.children import Child, ChildFailed
+from streamserve.supervisor.engine import Engine
 from streamserve.supervisor.frontends import Frontends
 from streamserve.supervisor.launcher import Launcher
 from streamserve.supervisor.reports import Failed, Progress, ProgressLog, Ready, Report
@@ -35,7 +37,6 @@ from streamserve.supervisor.watch import Event, Exited, Reported, Signalled, Wat
 
 logger = logging.getLogger(__name__)
 
-FIRST_EPOCH = 1
 # What a child may take to end after the order to stop, or after reporting that it failed; then it is killed.
 STOP_GRACE_S = 5.0
 # What a frontend may take on top of the drain timeout to end what did not finish and close its connections.
@@ -93,10 +94,10 @@ class Supervisor:
         self._progress = ProgressLog(logger.info)
         self._preparation: Child | None = None
         self._model: ResolvedModel | None = None
-        self._engine: Child | None = None
-        self._frontends = Frontends(config, launcher, shared, watch, clock)
-        self._epoch = FIRST_EPOCH
+        self._engine = Engine(config, launcher, shared, watch, clock)
+        self._frontends = Frontends(config, launcher, shared, watch, clock, epoch=lambda: self._engine.epoch)
         self._is_serving = False
+        self._has_lost_streams = False
         self._undelivered: deque[Event] = deque()
 
     def run(self) -> int:
@@ -119,7 +120,7 @@ class Supervisor:
             return self._fail(failure)
 
     def _start(self) -> None:
-        self._shared.publish(self._epoch, EngineState.STARTING)
+        self._engine.publish(EngineState.STARTING)
         try:
             self._prepare()
             self._launch()
@@ -152,13 +153,13 @@ class Supervisor:
 
     def _launch(self) -> None:
         # Side by side: a frontend answers /live long before the weights are read.
-        self._engine = self._launcher.engine(self._epoch)
-        self._watch.add(self._engine)
-        self._frontends.start(self._epoch)
+        self._engine.start()
+        self._frontends.start()
 
     def _serve(self) -> NoReturn:
         while True:
-            for event in self._events(self._frontends.tend()):
+            due_s = (self._engine.tend(), self._frontends.tend())
+            for event in self._events(min((each for each in due_s if each is not None), default=None)):
                 self._handle(event)
 
     def _handle(self, event: Event) -> None:
@@ -169,17 +170,18 @@ class Supervisor:
                 self._hear(child, report)
             case Exited(child) if child is self._preparation and self._model is not None:
                 self._preparation = None
-            case Exited(child) if self._is_serving and child is not self._engine:
-                self._frontends.bury(child)
+            case Exited(child) if not self._is_serving:
+                raise ChildFailed(f"the {child.name} {child.epitaph()} while starting")
+            case Exited(child) if child is self._engine.child:
+                self._engine.bury()
             case Exited(child):
-                when = "" if self._is_serving else " while starting"
-                raise ChildFailed(f"the {child.name} {child.epitaph()}{when}")
+                self._frontends.bury(child)
 
     def _hear(self, child: Child, report: Report) -> None:
         match report:
             case Progress(what, fraction):
                 self._progress.report(child.name, what, fraction)
-                if child in (self._preparation, self._engine):
+                if child in (self._preparation, self._engine.child):
                     self._shared.report_progress(what, fraction)
             case Ready(facts) if child is self._preparation:
                 child.is_ready = True
@@ -189,9 +191,11 @@ class Supervisor:
                 child.is_ready = True
                 details = ", ".join(f"{name} {value}" for name, value in facts.items())
                 logger.info("%s: ready%s", child.name, f" ({details})" if details else "")
-                if child is self._engine:
-                    self._shared.publish(self._epoch, EngineState.READY)
-            case Failed(message) if self._is_serving and child is not self._engine:
+                if child is self._engine.child:
+                    self._engine.serve()
+            case Failed(message) if self._is_serving and child.is_ready:
+                logger.error("the %s says why it ends: %s", child.name, message)
+            case Failed(message) if self._is_serving:
                 logger.error("the %s cannot start: %s", child.name, message)
             case Failed(message) if child is self._preparation:
                 raise ChildFailed(message, reported_by=child)
@@ -206,35 +210,38 @@ class Supervisor:
         )
 
     def _drain(self) -> int:
-        """Lets open streams finish, then stops the engine that feeds them."""
+        """Lets open streams finish, then stops the engine that feeds them; one that dies is started again."""
         if not self._is_serving:
             logger.info("stopping before the server was ready")
             self._terminate(self._children())
             return 0
         logger.info("stopping: open streams may take %g s to finish", self._config.drain_timeout)
-        has_engine = self._engine is not None and self._engine.returncode is None
-        self._shared.publish(self._epoch, EngineState.DRAINING if has_engine else EngineState.DEAD)
+        self._engine.drain()
         # While any copy of the socket is open the kernel goes on accepting connections, for nobody.
         self._stop_listening()
         frontends = self._frontends.children
         for frontend in frontends:
             frontend.send(STOP_ORDER)
-        in_time = self._await_end(frontends, self._config.drain_timeout + DRAIN_MARGIN_S)
-        # One that was only starting had no streams, and did not know the order yet.
-        lost = [child for child in self._children() if child.returncode and child.is_ready]
-        for child in lost:
-            _complain(f"the {child.name} {child.epitaph()} while streams were finishing")
+        in_time = self._await_end(frontends, self._config.drain_timeout + DRAIN_MARGIN_S, needs_engine=True)
+        for child in frontends:
+            # One that was only starting had no streams, and did not know the order yet.
+            if child.returncode and child.is_ready:
+                self._mourn(f"the {child.name} {child.epitaph()}")
         if not in_time:
             logger.warning("a frontend did not finish in time and is killed")
             self._kill(frontends)
         self._terminate(self._children())
-        return 1 if lost else 0
+        return 1 if self._has_lost_streams else 0
+
+    def _mourn(self, what: str) -> None:
+        self._has_lost_streams = True
+        _complain(f"{what} while streams were finishing")
 
     def _fail(self, failure: ChildFailed) -> int:
         """Says why, lets the frontends say so to their clients, and stops everything."""
         _complain(str(failure))
-        self._shared.publish(self._epoch, EngineState.DEAD)
-        if self._is_serving and self._engine is not None and self._engine.returncode is not None:
+        self._engine.publish(EngineState.DEAD)
+        if self._is_serving and self._engine.child is None:
             self._await_end(self._frontends.children, self._config.engine_failure_grace)
         if failure.reported_by is not None:
             self._await_end([failure.reported_by], STOP_GRACE_S)
@@ -254,8 +261,21 @@ class Supervisor:
         if not self._await_end(children, STOP_GRACE_S, is_final=True):
             logger.error("a process does not die; it hangs in the kernel")
 
-    def _await_end(self, children: Sequence[Child], timeout_s: float, *, is_final: bool = False) -> bool:
+    def _await_end(
+        self,
+        children: Sequence[Child],
+        timeout_s: float,
+        *,
+        is_final: bool = False,
+        needs_engine: bool = False,
+    ) -> bool:
         """Waits until all `children` have ended; False when they took too long.
+
+        Args:
+            children: which.
+            timeout_s: how long they may take.
+            is_final: signals are ignored.
+            needs_engine: they need it to end, so one that dies is started again.
 
         Raises:
             ForcedStop: a signal came, and the wait is not the final one.
@@ -264,13 +284,38 @@ class Supervisor:
         while any(child.returncode is None for child in children):
             if self._clock() >= deadline:
                 return False
-            for event in self._events(deadline - self._clock()):
+            due_s = self._tend_engine() if needs_engine else None
+            left_s = deadline - self._clock()
+            for event in self._events(left_s if due_s is None else min(due_s, left_s)):
                 match event:
                     case Signalled(number) if not is_final:
                         raise ForcedStop(number)
-                    case Exited(child) if child is self._engine:
-                        self._shared.publish(self._epoch, EngineState.DEAD)
+                    case Reported(child, report) if needs_engine and child is self._engine.child:
+                        self._hear(child, report)
+                    case Exited(child) if child is self._engine.child:
+                        self._lose_engine(is_needed=needs_engine)
         return True
+
+    def _tend_engine(self) -> float | None:
+        try:
+            return self._engine.tend()
+        except ChildFailed as failure:
+            self._give_engine_up(failure)
+            return None
+
+    def _lose_engine(self, *, is_needed: bool) -> None:
+        if not is_needed:
+            self._engine.publish(EngineState.DEAD)
+            return
+        try:
+            self._engine.bury()
+        except ChildFailed as failure:
+            self._give_engine_up(failure)
+
+    def _give_engine_up(self, failure: ChildFailed) -> None:
+        """The streams that are left end with an error."""
+        self._mourn(str(failure))
+        self._engine.publish(EngineState.DEAD)
 
     def _events(self, timeout_s: float | None) -> Iterator[Event]:
         """What happens next; events that an exception kept from being handled come first."""
@@ -280,7 +325,7 @@ class Supervisor:
             yield self._undelivered.popleft()
 
     def _children(self) -> list[Child]:
-        others = [child for child in (self._preparation, self._engine) if child is not None]
+        others = [child for child in (self._preparation, self._engine.child) if child is not None]
         return others + self._frontends.children
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,18 +38,29 @@ from streamserve.sampling import SamplingParams
 EPOCH = 3
 
 
+class Died(Exception):
+    """The engine's process would be gone."""
+
+
 class FakeExecutor:
-    """The fake worker of the scheduler's tests behind the engine's seam."""
+    """The fake worker of the scheduler's tests behind the engine's seam.
+
+    Attributes:
+        poison: tells the steps that kill the engine.
+    """
 
     def __init__(self, limits: SchedulerLimits, depth: int = 1) -> None:
         self.worker = FakeWorker(limits)
         self.depth = depth
         self.num_submitted = 0
+        self.poison: Callable[[StepDiff], bool] = lambda _diff: False
         self.numbers: dict[str, int] = {}
         # Of work to be done while nothing runs.
         self.num_pieces = 0
 
     def submit(self, diff: StepDiff) -> FakePending:
+        if self.poison(diff):
+            raise Died
         self.num_submitted += 1
         return FakePending(self.worker.execute(diff))
 
@@ -140,16 +151,9 @@ class CoreHarness:
         self.engine_bell = Doorbell.create()
         self.channels = [self._channel(capacity) for _ in range(num_frontends)]
         self.hasher = BlockHasher(b"k" * 32, limits.block_size)
-        self.scheduler = Scheduler(limits, self.hasher, policy)
-        self.executor = FakeExecutor(limits, depth)
         self.now_ns = 1000
-        inboxes = [RingReader(channel.requests.view, channel.bell) for channel in self.channels]
-        outboxes = [Outbox(RingWriter(channel.deltas.view, channel.bell), EPOCH) for channel in self.channels]
-        self.rings = Rings(inboxes, outboxes, self.engine_bell)
-        self.core = EngineCore(
-            self.scheduler, self.executor, inboxes, outboxes, EPOCH, wall_clock_ns=lambda: self.now_ns
-        )
-        self.loop = EngineLoop(self.core, self.rings)
+        self._limits, self._policy, self._depth = limits, policy, depth
+        self.boot(EPOCH)
         self.streams: list[dict[int, Received]] = [{} for _ in range(num_frontends)]
         self.replies: list[list[Any]] = [[] for _ in range(num_frontends)]
         self.relays: list[list[Any]] = [[] for _ in range(num_frontends)]
@@ -163,6 +167,18 @@ class CoreHarness:
         bell = Doorbell.create()
         writer = RingWriter(requests.view, self.engine_bell)
         return Channel(requests, deltas, bell, writer, RingReader(deltas.view, self.engine_bell))
+
+    def boot(self, epoch: int) -> None:
+        """A new engine on the rings as they are."""
+        self.scheduler = Scheduler(self._limits, self.hasher, self._policy)
+        self.executor = FakeExecutor(self._limits, self._depth)
+        inboxes = [RingReader(channel.requests.view, channel.bell) for channel in self.channels]
+        outboxes = [Outbox(RingWriter(channel.deltas.view, channel.bell), epoch) for channel in self.channels]
+        self.rings = Rings(inboxes, outboxes, self.engine_bell)
+        self.core = EngineCore(
+            self.scheduler, self.executor, inboxes, outboxes, epoch, wall_clock_ns=lambda: self.now_ns
+        )
+        self.loop = EngineLoop(self.core, self.rings)
 
     def __enter__(self) -> CoreHarness:
         return self

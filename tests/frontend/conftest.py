@@ -130,12 +130,13 @@ class Running:
 
     request: AddRequest
     script: list[int]
-    num_sent: int = 0
+    num_sent: int
+    has_begun: bool = False
 
 
 def echo(request: AddRequest) -> list[int]:
     """The prompt again and again."""
-    return [int(token) for token in request.tokens]
+    return [int(token) for token in request.tokens[: request.num_prompt]]
 
 
 Odds = tuple[float, list[tuple[int, float]]]
@@ -161,6 +162,8 @@ class FakeEngine:
     bell: Doorbell
     board: StatusBoard
     facts: dict[str, Any]
+    memory: tuple[memoryview, memoryview]
+    frontend_bell: Doorbell
     script: Callable[[AddRequest], list[int]] = echo
     odds: Callable[[int], Odds] = likely
     is_automatic: bool = True
@@ -197,10 +200,29 @@ class FakeEngine:
         self.board.publish(self.epoch, EngineState.READY)
 
     def die(self, ring: Doorbell) -> None:
+        """It ends, and no other will come."""
         self.stop()
         self.live.clear()
         self.board.publish(self.epoch, EngineState.DEAD)
         ring.ring()
+
+    def crash(self, ring: Doorbell) -> None:
+        """It ends, and another will come."""
+        self.stop()
+        self.live.clear()
+        self.facts["epoch"] += 1
+        self.board.publish(self.epoch, EngineState.STARTING)
+        ring.ring()
+
+    def succeed(self) -> None:
+        """The next one is there, on the rings as they are."""
+        requests, deltas = self.memory
+        self.reader = RingReader(requests, self.frontend_bell)
+        self.writer = RingWriter(deltas, self.frontend_bell)
+        self.adds.clear()
+        self.aborts.clear()
+        self.hello()
+        self.start()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits until something has come or gone such that `holds()`."""
@@ -217,9 +239,10 @@ class FakeEngine:
         self.num_steps += 1
         streams, counts, finishes, tokens, cached = [], [], [], [], []
         num_top = [row.request.params.logprobs for row in rows if row.request.params.logprobs is not None]
-        self.begin([row.request.stream for row in rows if row.num_sent == 0])
+        self.begin([row.request.stream for row in rows if not row.has_begun])
         for row in rows:
-            is_first = row.num_sent == 0
+            is_first = not row.has_begun
+            row.has_begun = True
             if is_first and row.request.params.prompt_logprobs is not None:
                 self._push_prompt_logprobs(row.request, row.request.params.prompt_logprobs)
             new, finish = self._next(row)
@@ -325,7 +348,7 @@ class FakeEngine:
         if kind == Kind.ADD:
             request = decode_add(payload)
             self.adds.append(request)
-            self.live.append(Running(request, self.script(request)))
+            self.live.append(Running(request, self.script(request), len(request.tokens) - request.num_prompt))
         elif kind == Kind.ABORT:
             gone = decode_abort(payload)
             self.aborts += gone
@@ -552,6 +575,8 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
                 "eos_token_ids": [known.token_to_id("<|im_end|>") or 2],
                 **facts,
             },
+            (requests.view, deltas.view),
+            frontend_bell,
         )
         sender, streams = Sender(RingWriter(requests.view, engine_bell)), StreamTable()
         pump = Pump(RingReader(deltas.view, engine_bell), sender, board, frontend_bell, streams)

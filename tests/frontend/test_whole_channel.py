@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_harness import EPOCH, CoreHarness
+from core_harness import EPOCH, CoreHarness, Died
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import alone, check_rows, limits, prompt
 
-from streamserve.errors import Expired
+from streamserve.engine.step import StepDiff
+from streamserve.errors import Expired, RequestFailed
 from streamserve.frontend.calls import RELAY_TIMEOUT_S
 from streamserve.frontend.client import EngineClient, Generation
 from streamserve.frontend.limits import Admission
@@ -51,17 +52,48 @@ class Whole:
 
     core: CoreHarness
     clients: list[EngineClient]
+    board: StatusBoard
     is_paused: bool = False
     steps_a_turn: int = 1
+    num_deaths: int = 0
 
     async def run_engine(self) -> None:
         while True:
             if not self.is_paused:
-                for _ in range(self.steps_a_turn):
-                    self.core.core.step()
-                for outbox in self.core.rings.outboxes:
-                    outbox.flush()
+                try:
+                    for _ in range(self.steps_a_turn):
+                        self.core.core.step()
+                    for outbox in self.core.rings.outboxes:
+                        outbox.flush()
+                except Died:
+                    self.die()
+                    self.succeed()
             await asyncio.sleep(0)
+
+    @property
+    def epoch(self) -> int:
+        return EPOCH + self.num_deaths
+
+    def die(self) -> None:
+        """The engine is gone, and another will come."""
+        self.is_paused = True
+        self.num_deaths += 1
+        self.publish(EngineState.STARTING)
+
+    def succeed(self) -> None:
+        """The next engine is there, on the rings as they are."""
+        poison = self.core.executor.poison
+        self.core.boot(self.epoch)
+        self.core.executor.poison = poison
+        for outbox in self.core.rings.outboxes:
+            outbox.hello({**FACTS, "epoch": self.epoch})
+        self.publish(EngineState.READY)
+        self.is_paused = False
+
+    def publish(self, state: EngineState) -> None:
+        self.board.publish(self.epoch, state)
+        for channel in self.core.channels:
+            channel.bell.ring()
 
     def generation(self, tokens: list[int], params: SamplingParams, **rest: Any) -> Generation:
         prompt = np.array(tokens, dtype=np.int32)
@@ -78,7 +110,7 @@ async def serving(num_frontends: int = 2, **options: Any) -> AsyncIterator[Whole
             sender, streams = Sender(channel.writer), StreamTable()
             pump = Pump(channel.reader, sender, board, channel.bell, streams)
             clients.append(EngineClient(pump, sender, streams, Admission(64), 30.0))
-        whole = Whole(core, clients)
+        whole = Whole(core, clients, board)
         board.publish(EPOCH, EngineState.READY)
         for client, outbox in zip(clients, core.rings.outboxes, strict=True):
             outbox.hello(FACTS)
@@ -257,19 +289,38 @@ def wishes(draw):
     return draw(st.integers(0, 1)), tokens, params, rest, cancel_after
 
 
+# Turns of the event loop that an engine lives, and that there is none after it.
+LIVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=6)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     crowd=st.lists(wishes(), min_size=2, max_size=16),
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
     capacity=st.sampled_from([1 << 11, 1 << 14]),
     steps_a_turn=st.integers(1, 20),
+    depth=st.integers(1, 2),
+    lives=st.just([]) | LIVES,
 )
-def test_any_crowd(crowd, policy, capacity, steps_a_turn):
-    """In many steps a turn the engine outruns the frontends: rings fill up, and deltas are merged."""
+def test_any_crowd(crowd, policy, capacity, steps_a_turn, depth, lives):
+    """In many steps a turn the engine outruns the frontends: rings fill up, and deltas are merged.
+
+    Engines may die; that is nothing to be seen.
+    """
+
+    async def kill(whole: Whole) -> None:
+        for num_turns, num_without in lives:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            whole.die()
+            for _ in range(num_without):
+                await asyncio.sleep(0)
+            whole.succeed()
 
     async def run() -> None:
-        async with serving(policy=policy, capacity=capacity) as whole:
+        async with serving(policy=policy, capacity=capacity, depth=depth) as whole:
             whole.steps_a_turn = steps_a_turn
+            killing = asyncio.create_task(kill(whole))
             wanted = [whole.generation(tokens, params, **rest) for _, tokens, params, rest, _ in crowd]
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -279,5 +330,88 @@ def test_any_crowd(crowd, policy, capacity, steps_a_turn):
             for generation, task in zip(wanted, tasks, strict=True):
                 check(generation, task.result())
                 event(f"finish {task.result().finish}")
+            await killing
+            event(f"deaths {whole.num_deaths}")
 
     asyncio.run(run())
+
+
+def poisonous(diff: StepDiff) -> bool:
+    """Whether one with the prompt that nobody survives runs, at whatever place of its output."""
+    return any(join.tokens[: len(POISON)].tolist() == POISON for join in diff.joins)
+
+
+POISON = prompt(30, 77)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_innocent", [1, 8])
+async def test_one_that_engines_die_of_is_failed_and_nobody_else(num_innocent, depth):
+    async with serving(limits=limits(max_num_seqs=16), depth=depth) as whole:
+        whole.core.executor.poison = poisonous
+        params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=2)
+        innocent = [whole.generation(prompt(20, seed), params) for seed in range(num_innocent)]
+        poison = whole.generation(POISON, params)
+        async with asyncio.TaskGroup() as group:
+            others = [
+                group.create_task(collect(whole.clients[at % 2], generation))
+                for at, generation in enumerate(innocent)
+            ]
+            with pytest.raises(RequestFailed, match="3 times in a row"):
+                await collect(whole.clients[0], poison)
+        for generation, task in zip(innocent, others, strict=True):
+            check(generation, task.result())
+        assert whole.num_deaths == 3
+
+
+async def test_two_that_engines_die_of():
+    async with serving(limits=limits(max_num_seqs=16)) as whole:
+        whole.core.executor.poison = poisonous
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        innocent = [whole.generation(prompt(9, seed), params) for seed in range(6)]
+        async with asyncio.TaskGroup() as group:
+            others = [
+                group.create_task(collect(whole.clients[at % 2], one)) for at, one in enumerate(innocent)
+            ]
+            culprits = [collect(client, whole.generation(POISON, params)) for client in whole.clients]
+            failures = await asyncio.gather(*culprits, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [RequestFailed] * 2
+        for generation, task in zip(innocent, others, strict=True):
+            check(generation, task.result())
+        # The second is known from the start: it has been there as often as the first.
+        assert whole.num_deaths == 4
+
+
+async def test_a_relay_waits_for_the_next_engine():
+    async with serving(3) as whole:
+        whole.clients[2].answer_relays(lambda question: {"found": question})
+        whole.die()
+        await until(lambda: whole.clients[0].state is EngineState.STARTING)
+        asked = asyncio.ensure_future(whole.clients[0].relay("mine"))
+        await asyncio.sleep(0.01)
+        assert not asked.done()
+        whole.succeed()
+        assert await asked == {"found": "mine"}
+
+
+async def test_a_relay_that_died_with_the_engine_is_asked_again():
+    async with serving(3) as whole:
+        whole.is_paused = True
+        whole.clients[2].answer_relays(lambda question: {"found": question})
+        asked = asyncio.ensure_future(whole.clients[0].relay("mine"))
+        await asyncio.sleep(0.01)
+        whole.die()
+        await until(lambda: whole.clients[0].state is EngineState.STARTING)
+        whole.succeed()
+        assert await asked == {"found": "mine"}
+
+
+async def test_a_relay_does_not_wait_for_an_engine_that_will_not_come():
+    async with serving(2) as whole:
+        whole.die()
+        await until(lambda: whole.clients[0].state is EngineState.STARTING)
+        asked = asyncio.ensure_future(whole.clients[0].relay("mine"))
+        await asyncio.sleep(0.01)
+        whole.publish(EngineState.DEAD)
+        assert await asked is None
+        assert await whole.clients[0].relay("mine") is None

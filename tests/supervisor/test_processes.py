@@ -228,12 +228,31 @@ def test_a_start_that_hangs_is_given_up(start: Start) -> None:
     assert server.wait_for_end() != 0
 
 
-def test_kill_9_of_the_engine_is_told_and_is_exit_code_1(start: Start) -> None:
-    server = start(engine_failure_grace=0.2)
+def test_kill_9_of_the_engine_is_followed_by_another(start: Start) -> None:
+    server = start()
     server.wait_until_serving()
-    os.kill(server.children["engine 0"][1], signal.SIGKILL)
-    server.wait_for("streamserve: error: the engine was killed by SIGKILL")
-    server.wait_for("frontend 0 sees DEAD")
+    for _ in range(2):
+        pid = server.children["engine 0"][1]
+        os.kill(pid, signal.SIGKILL)
+        server.wait_for("the engine was killed by SIGKILL; its requests wait for another")
+        assert int(server.wait_for(r"engine 0 pid (\d+)")[1]) != pid
+        server.wait_for("engine: ready")
+    server.kill(signal.SIGTERM)
+    assert server.wait_for_end() == 0
+    assert "engine stops" in server.lines
+
+
+def test_an_engine_that_is_killed_too_often_is_told_and_is_exit_code_1(start: Start) -> None:
+    server = start(max_engine_restarts=1, engine_failure_grace=0.2)
+    server.wait_until_serving()
+    for _ in range(2):
+        os.kill(server.children["engine 0"][1], signal.SIGKILL)
+        if "; its requests wait" in server.wait_for("the engine was killed by SIGKILL").string:
+            server.wait_for(r"engine 0 pid (\d+)")
+    said = "the engine was killed by SIGKILL, after 1 restarts in a row (--max-engine-restarts)"
+    assert f"streamserve: error: {said}" in server.lines
+    if "frontend 0 sees DEAD" not in server.lines:
+        server.wait_for("frontend 0 sees DEAD")
     assert server.wait_for_end() == 1
     assert server.lines[-1] == "frontend 0 stops"
 

@@ -161,26 +161,6 @@ def test_a_signal_while_starting_stops_all_at_once(world: World) -> None:
     assert "DRAINING" not in world.log
 
 
-def test_an_engine_that_dies_leaves_the_frontends_a_grace(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world.serving().then(ends(world.engine_child, -9))
-    assert world.run() == 1
-    assert capsys.readouterr().err == "streamserve: error: the engine ended with -9\n"
-    assert world.after(ANNOUNCED)[:3] == ["DEAD", "7 s later", "SIGUSR1 to frontend 0"]
-
-
-def test_an_engine_that_stops_unasked_is_a_failure_too(world: World) -> None:
-    world.serving().then(ends(world.engine_child, 0))
-    assert world.run() == 1
-
-
-def test_a_signal_cuts_the_grace_short(world: World) -> None:
-    world.serving().then(ends(world.engine_child, -9)).then(signals(TERM))
-    assert world.run() != 0
-    assert world.after(ANNOUNCED) == ["DEAD", "SIGKILL to frontend 0", "SIGKILL to frontend 1"]
-
-
 def test_frontends_that_do_not_finish_are_killed_and_the_engine_still_stops_in_order(world: World) -> None:
     world.serving().then(signals(TERM))
     assert world.run() == 0
@@ -207,30 +187,10 @@ def test_a_second_signal_kills_at_once(world: World, first: signal.Signals, seco
     ]
 
 
-@pytest.mark.parametrize(("code", "expected"), [(-9, 1), (0, 0)])
-def test_an_engine_that_ends_while_streams_finish_is_published(
-    world: World, code: int, expected: int
-) -> None:
-    world.serving().then(signals(TERM)).then(ends(world.engine_child, code))
-    world.then(*(ends(child) for child in world.frontends))
-    assert world.run() == expected
-    assert world.after("SIGUSR1 to frontend 1") == ["DEAD"]
-
-
 def test_a_signal_does_not_hide_an_end_of_the_same_moment(world: World) -> None:
     first, second = world.frontends
     world.serving().then(signals(TERM), ends(first)).then(ends(second)).then(ends(world.engine_child))
     assert world.run() == 0
-
-
-def test_an_end_that_comes_with_a_signal_is_not_lost(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine, (first, second) = world.engine_child, world.frontends
-    world.serving().then(signals(TERM), ends(engine, -KILL)).then(ends(first), ends(second))
-    assert world.run() == 1
-    assert "DEAD" in world.after(ANNOUNCED)
-    assert "the engine ended with -9 while streams were finishing" in capsys.readouterr().err
 
 
 def test_two_signals_that_come_together_are_two(world: World) -> None:

@@ -60,7 +60,7 @@ class World:
     """Plays all collaborators of a `Supervisor`, writes down what it does to them, and is its clock.
 
     Attributes:
-        frontends: the processes there are now; a successor takes the place of the one before.
+        engine_child, frontends: the processes there are now; a successor takes the place of the one before.
         handovers: what comes of the next attempts to hand a channel over; then all succeed.
         refuses_to_start: processes cannot be started.
     """
@@ -91,7 +91,12 @@ class World:
         return self.model_child
 
     def engine(self, epoch: int) -> FakeChild:
+        if self.refuses_to_start:
+            raise OSError("out of processes")
         self.log.append(f"start engine, epoch {epoch}")
+        if self.engine_child.returncode is not None:
+            self.dead.append(self.engine_child)
+            self.engine_child = FakeChild("engine", self.log)
         return self.engine_child
 
     def frontend(self, index: int, _epoch: int) -> FakeChild:
@@ -171,6 +176,24 @@ def dies(world: World, index: int = 0, code: int = -KILL) -> Happening:
     return happen
 
 
+def engine_dies(world: World, code: int = -KILL) -> Happening:
+    """Whoever is the engine then."""
+
+    def happen() -> Event:
+        return ends(world.engine_child, code)()
+
+    return happen
+
+
+def engine_says(world: World, report: Report) -> Happening:
+    """Whoever is the engine then."""
+
+    def happen() -> Event:
+        return reports(world.engine_child, report)()
+
+    return happen
+
+
 def says(world: World, index: int, report: Report) -> Happening:
     """Whoever is frontend `index` then."""
 
@@ -187,4 +210,4 @@ def is_ready(world: World, index: int = 0) -> Happening:
 def stopped(world: World) -> World:
     """SIGTERM, and all end in good order."""
     world.then(signals(TERM)).then(dies(world, 0, 0), dies(world, 1, 0))
-    return world.then(ends(world.engine_child))
+    return world.then(engine_dies(world, 0))

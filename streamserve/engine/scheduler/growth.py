@@ -66,6 +66,11 @@ class Growth:
         self._give(slots[growing], num_blocks)
         return slots, counts
 
+    def preempt_all(self) -> None:
+        """All running requests give way; no step may be in flight."""
+        for slot in reversed(self._table.order.tolist()):
+            self._preempt(slot)
+
     def _give(self, slots: Slots, num_blocks: Counts) -> None:
         if len(slots):
             self.append_slots, self.append_blocks = self._kv.grow_each(slots, num_blocks)

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
-from typing import ClassVar
+from itertools import chain
 
 import numpy as np
 
@@ -32,11 +32,11 @@ class RequestQueue(ABC):
         heeds_priority: whether requests have a priority at all.
     """
 
-    heeds_priority: ClassVar[bool] = False
+    heeds_priority: bool = False
 
     @abstractmethod
     def push(self, request: Request) -> None:
-        """A new request waits."""
+        """A new request waits. What an engine before this one ran has had its turn, and comes first."""
 
     @abstractmethod
     def restore(self, request: Request) -> None:
@@ -70,33 +70,35 @@ class FcfsQueue(RequestQueue):
     """First come, first served. Every operation is O(1)."""
 
     def __init__(self) -> None:
+        # Those that have run before, and those that have not.
+        self._returned: OrderedDict[Request, None] = OrderedDict()
         self._waiting: OrderedDict[Request, None] = OrderedDict()
 
     def push(self, request: Request) -> None:
         """See `RequestQueue`."""
-        self._waiting[request] = None
+        (self._returned if request.has_run else self._waiting)[request] = None
 
     def restore(self, request: Request) -> None:
         """See `RequestQueue`."""
-        self._waiting[request] = None
-        self._waiting.move_to_end(request, last=False)
+        self._returned[request] = None
+        self._returned.move_to_end(request, last=False)
 
     def peek(self) -> Request | None:
         """See `RequestQueue`."""
-        return next(iter(self._waiting), None)
+        return next(iter(self), None)
 
     def remove(self, request: Request) -> None:
         """See `RequestQueue`."""
-        del self._waiting[request]
+        del (self._returned if request in self._returned else self._waiting)[request]
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
+        return request in self._returned or request in self._waiting
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._returned) + len(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting)
+        return chain(self._returned, self._waiting)
 
 
 class PriorityQueue(RequestQueue):
@@ -109,11 +111,11 @@ class PriorityQueue(RequestQueue):
 
     def __init__(self) -> None:
         # Sorted; no two requests arrive at the same place, so requests themselves are never compared.
-        self._waiting: list[tuple[int, int, Request]] = []
+        self._waiting: list[tuple[int, bool, int, Request]] = []
 
     def push(self, request: Request) -> None:
         """See `RequestQueue`."""
-        insort(self._waiting, (request.priority, request.arrival, request))
+        insort(self._waiting, _rank(request))
 
     def restore(self, request: Request) -> None:
         """See `RequestQueue`."""
@@ -121,17 +123,21 @@ class PriorityQueue(RequestQueue):
 
     def peek(self) -> Request | None:
         """See `RequestQueue`."""
-        return self._waiting[0][2] if self._waiting else None
+        return self._waiting[0][-1] if self._waiting else None
 
     def remove(self, request: Request) -> None:
         """See `RequestQueue`."""
-        del self._waiting[bisect_left(self._waiting, (request.priority, request.arrival, request))]
+        del self._waiting[bisect_left(self._waiting, _rank(request))]
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, _, request in self._waiting)
+        return (entry[-1] for entry in self._waiting)
+
+
+def _rank(request: Request) -> tuple[int, bool, int, Request]:
+    return request.priority, not request.has_run, request.arrival, request
 
 
 class _Tenant:
@@ -160,8 +166,9 @@ class FairQueue(RequestQueue):
     before somebody is to be admitted; a step in which nobody can be costs nothing. Counters never go down,
     so the heap may hold old ones: an entry that comes up too early is put back where it belongs.
 
-    A preempted request has had its turn and been charged for it: it goes before all others. Tenants are
-    never forgotten; there are as many as the operator has named API keys.
+    A preempted request has had its turn and been charged for it: it goes before all others. So does one that
+    an engine before this one ran; to compute its tokens once more is what its tenant is charged with here.
+    Tenants are never forgotten; there are as many as the operator has named API keys.
 
     Args:
         table: the running requests.
@@ -183,6 +190,9 @@ class FairQueue(RequestQueue):
 
     def push(self, request: Request) -> None:
         """See `RequestQueue`."""
+        if request.has_run:
+            self._preempted.push(request)
+            return
         tenant = self._tenant(request.tenant)
         if not tenant.waiting:
             self._lift(tenant)
@@ -224,7 +234,7 @@ class FairQueue(RequestQueue):
 
     def seated(self, request: Request, num_tokens: int) -> None:
         """See `RequestQueue`."""
-        slot, tenant = request.slot, self._tenants[request.tenant]
+        slot, tenant = request.slot, self._tenant(request.tenant)
         self._counters[tenant.index] += PROMPT_TOKEN_WEIGHT * num_tokens
         self._payer[slot] = tenant.index
         self._charged[slot] = self._table.num_tokens[slot]

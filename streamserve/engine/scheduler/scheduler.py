@@ -28,6 +28,7 @@ from streamserve.engine.scheduler.output import (
     StepOutput,
 )
 from streamserve.engine.scheduler.policy import make_queue
+from streamserve.engine.scheduler.quarantine import QuarantineQueue
 from streamserve.engine.scheduler.sharing import pace_documents, share_budget
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
@@ -68,7 +69,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, hasher: BlockHasher, policy: str = "fcfs") -> None:
         self._limits = limits
         self._table = RequestTable(limits)
-        self._queue = make_queue(policy, self._table)
+        self._queue = QuarantineQueue(make_queue(policy, self._table), self._table)
         self._kv = KVCache(limits, hasher, self._table)
         self._growth = Growth(limits, self._table, self._kv, self._queue)
         self._admission = Admission(limits, self._table, self._kv, self._queue)
@@ -156,6 +157,10 @@ class Scheduler:
             document_tokens: most tokens by which documents are read if others run too, but for the first one
                 of a document that comes in; None for no limit.
         """
+        if self._queue.is_crowded:
+            if self._flights:
+                return None
+            self._growth.preempt_all()
         last = self._last
         unchanged = last is not None and last.repeats > 0 and last.version == self._table.version
         if last is not None and unchanged and self._growth.grow_decodes():
@@ -219,6 +224,8 @@ class Scheduler:
             prompt_logprobs=self._prompt_rows(flight, result) if result.prompt_logprobs else (),
         )
         self._num_sampled += len(slots)
+        if self._queue.on_trial is not None:
+            self._queue.acquit(len(self._flights))
         for row in np.flatnonzero(output.finish).tolist():
             self._vacate(int(slots[row])).move(_STATE_OF[Finish(output.finish[row])])
         return output

@@ -71,7 +71,10 @@ class Request:
     Attributes:
         tokens: int32[n], all known tokens while the request waits; empty while it runs (the table has them).
         num_prompt: how many of them are prompt.
-        num_added: how many tokens it came with; more than `num_prompt` for a stream resumed after a restart.
+        num_added: how many tokens it came with; more than `num_prompt` if an engine before this one
+            generated some.
+        has_run: an engine before this one ran it.
+        is_suspect: it is to run alone for a while (streamserve.engine.scheduler.quarantine).
         hashes: hash of each full block known so far: the prompt's, then those that generation completed.
         priority: smaller is more important; the scheduler makes it 0 where the policy does not heed it.
         arrival: place in the order of arrival; the scheduler gives it.
@@ -87,7 +90,9 @@ class Request:
         "cache_salt",
         "deadline_ns",
         "frontend",
+        "has_run",
         "hashes",
+        "is_suspect",
         "next_prompt_logprob",
         "num_added",
         "num_cached",
@@ -110,6 +115,8 @@ class Request:
         self.cache_salt = add.cache_salt
         self.num_prompt = add.num_prompt
         self.num_added = len(add.tokens)
+        self.has_run = add.has_run
+        self.is_suspect = add.is_suspect
         self.tokens: npt.NDArray[np.int32] = add.tokens
         self.hashes: list[bytes] = list(add.block_hashes)
         self.arrival = 0

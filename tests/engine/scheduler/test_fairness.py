@@ -65,7 +65,7 @@ def test_without_tenants_it_is_first_come_first_served():
 
 def test_tokens_from_the_cache_are_not_charged():
     harness = Harness(limits(**SIZES), "fair")
-    queue = harness.scheduler._queue
+    queue = harness.scheduler._queue._inner
     harness.add(prompt(41), max_tokens=1, tenant="a")
     harness.run()
     assert queue.counter("a") == 41 + OUTPUT_TOKEN_WEIGHT
@@ -80,7 +80,7 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again():
         add(harness, "a", 5, 15, seed)
     harness.run()
     assert harness.scheduler.statistics().preemptions > 0
-    assert harness.scheduler._queue.counter("a") == 8 * (5 + 15 * OUTPUT_TOKEN_WEIGHT)
+    assert harness.scheduler._queue._inner.counter("a") == 8 * (5 + 15 * OUTPUT_TOKEN_WEIGHT)
 
 
 @settings(max_examples=60, deadline=None)
