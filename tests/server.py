@@ -29,12 +29,17 @@ class RunningServer:
         arguments: of the command.
         env: variables to set besides those of the tests.
         has_own_group: all its processes are a group of their own, which can be sent a signal at once.
+        program: what Python is to run.
     """
 
     def __init__(
-        self, *arguments: str, env: dict[str, str] | None = None, has_own_group: bool = False
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        has_own_group: bool = False,
+        program: tuple[str, ...] = ("-m", "streamserve", "serve"),
     ) -> None:
-        command = [sys.executable, "-m", "streamserve", "serve", *arguments, "--port", "0"]
+        command = [sys.executable, *program, *arguments, "--port", "0"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         self.process = subprocess.Popen(
             command,

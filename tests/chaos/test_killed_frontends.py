@@ -165,6 +165,31 @@ def test_the_streams_of_the_other_flow_on_and_another_takes_its_place(start):
     assert server.stop() == 0
 
 
+def test_one_that_is_killed_while_there_is_no_engine(start):
+    server = start("--api-workers=2")
+    frontends = Frontends(server, 2)
+    request = body("and then there was", 1500)
+    text = answer(server, request)
+    with frontends.only(1):
+        living = OpenStream(server, request)
+    with frontends.only(0):
+        lost = OpenStream(server, request)
+    server.engine.kill()
+    wait_until(lambda: "its requests wait for another" in server.output, "the engine's end is noticed")
+    frontends.kill(0)
+    frontends.wait_for_successor(0, 1)
+    for stream in (living, lost):
+        stream.join(PATIENCE_S)
+    assert living.is_whole
+    assert living.text == text
+    assert not lost.is_whole
+    with frontends.only(0):
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, "it has met the engine")
+        assert answer(server, request) == text
+    wait_idle(server)
+    assert server.stop() == 0
+
+
 def test_the_only_frontend_is_killed_and_the_next_request_waits_for_another(start):
     server = start()
     frontends = Frontends(server, 1)

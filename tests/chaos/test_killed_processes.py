@@ -18,7 +18,9 @@ STREAM = {"model": "tiny", "prompt": "go on", "max_tokens": 20_000, "ignore_eos"
 
 @pytest.fixture
 def server(tiny_model):
-    server = RunningServer(str(tiny_model), *ARGUMENTS, "--engine-failure-grace=60")
+    server = RunningServer(
+        str(tiny_model), *ARGUMENTS, "--engine-failure-grace=60", "--max-engine-restarts=0"
+    )
     yield server.wait_ready()
     server.stop(signal.SIGKILL)
 
@@ -46,7 +48,7 @@ class OpenStream(threading.Thread):
                 self.flowing.set()
 
 
-def test_the_engine_is_killed(server):
+def test_the_engine_is_killed_and_there_is_to_be_no_other(server):
     streams = [OpenStream(server) for _ in range(4)]
     server.engine.send_signal(signal.SIGKILL)
     for stream in streams:

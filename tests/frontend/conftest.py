@@ -579,7 +579,15 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             frontend_bell,
         )
         sender, streams = Sender(RingWriter(requests.view, engine_bell)), StreamTable()
-        pump = Pump(RingReader(deltas.view, engine_bell), sender, board, frontend_bell, streams)
+        registry = registry_of(deployment)
+        pump = Pump(
+            RingReader(deltas.view, engine_bell),
+            sender,
+            board,
+            frontend_bell,
+            streams,
+            metrics=registry.metrics,
+        )
         client = EngineClient(pump, sender, streams, Admission(max_waiting), heartbeat_timeout_s)
         threads = ThreadPoolExecutor(2)
         service = Service(
@@ -598,7 +606,7 @@ def make_harness(tokenizer: Any) -> Iterator[MakeHarness]:
             write_timeout_s=write_timeout_s,
             api=api or ApiConfig(),
             body_timeout_s=body_timeout_s,
-            registry=registry_of(deployment),
+            registry=registry,
         )
         app = build_app(service, deployment)
         http = httpx.AsyncClient(
