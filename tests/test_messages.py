@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,17 @@ def test_a_request_comes_out_as_it_went_in(params: dict[str, Any], tenant: str) 
     assert found.params == sent.params
     assert (found.tenant, found.cache_salt, list(found.block_hashes)) == (tenant, "", [b"h" * 16])
     assert found.tokens.tolist() == [1, 2, 3]
+
+
+@given(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_what_engines_before_did_of_it_goes_along(
+    ignores_eos: bool, has_run: bool, is_suspect: bool, num_prompt: int
+) -> None:
+    params = SamplingParams(9, ignore_eos=ignores_eos)
+    sent = request_of(params, has_run=has_run, is_suspect=is_suspect)
+    found = through(replace(sent, num_prompt=num_prompt, block_hashes=()))
+    assert (found.has_run, found.is_suspect, found.params.ignore_eos) == (has_run, is_suspect, ignores_eos)
+    assert (found.tokens.tolist(), found.num_prompt) == ([1, 2, 3], num_prompt)
 
 
 @given(st.lists(token_ids))

@@ -186,7 +186,7 @@ class EngineCore:
 
     def _hand_over(self, frontend: int, incarnation: int) -> None:
         """The frontend died: drops all that it asked for. What comes from now on is of its successor."""
-        if incarnation == self._outboxes[frontend].incarnation:
+        if incarnation <= self._outboxes[frontend].incarnation:
             # It died before this engine started, which knew of it from the start.
             return
         num_aborted = self._scheduler.abort_frontend(frontend)

@@ -292,6 +292,7 @@ class Harness:
         cache_salt: str = "",
         tenant: str = "",
         deadline_ns: int = 0,
+        is_suspect: bool = False,
         **params: object,
     ) -> int:
         """Adds a request (`output`: tokens generated before) and returns its stream number."""
@@ -305,6 +306,8 @@ class Harness:
             cache_salt=cache_salt,
             tenant=tenant,
             deadline_ns=deadline_ns,
+            has_run=is_suspect,
+            is_suspect=is_suspect,
         )
 
     def add_with(

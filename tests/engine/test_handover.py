@@ -115,6 +115,19 @@ def test_its_requests_are_dropped_and_the_others_go_on(depth, caplog):
         assert len(harness.streams[1][0].tokens) == 40
 
 
+def test_one_that_was_gone_when_the_engine_started_is_no_news(caplog):
+    with Mortals() as harness:
+        for incarnation in (1, 2):
+            # While there is no engine, for the next one, which learns of the last of them when it starts.
+            harness.push(0, Kind.HANDOVER, encode_handover(EPOCH, incarnation))
+        harness.rings.outboxes[0].reset(2)
+        harness.incarnations[0] = 2
+        harness.add(0, prompt(5), LONG)
+        harness.run()
+        assert "is gone" not in caplog.text
+        assert len(harness.streams[0][0].tokens) == 40
+
+
 def test_what_it_asked_for_last_is_never_begun():
     with Mortals() as harness:
         harness.add(0, prompt(5), LONG)

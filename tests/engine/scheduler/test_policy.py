@@ -28,10 +28,12 @@ def queue_of(policy: str) -> RequestQueue:
     return make_queue(policy, RequestTable(TABLE_LIMITS))
 
 
-def make_request(arrival: int, priority: int = 0, tenant: str = "", num_prompt: int = 1) -> Request:
+def make_request(
+    arrival: int, priority: int = 0, tenant: str = "", num_prompt: int = 1, *, has_run: bool = False
+) -> Request:
     tokens = np.zeros(num_prompt, dtype=np.int32)
     params = SamplingParams(max_tokens=10)
-    add = AddRequest(arrival, tokens, num_prompt, params, [], priority, tenant=tenant)
+    add = AddRequest(arrival, tokens, num_prompt, params, [], priority, tenant=tenant, has_run=has_run)
     request = Request(0, add)
     request.arrival = arrival
     return request
@@ -65,6 +67,26 @@ def test_equals_come_out_as_they_came(policy):
     assert len(queue) == 4
     assert list(queue) == [requests[at] for at in (0, 1, 3, 4)]
     assert drain(queue) == [requests[at] for at in (0, 1, 3, 4)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_an_earlier_engine_ran_goes_before_what_none_has(policy):
+    queue = queue_of(policy)
+    # As if one frontend came after the other.
+    requests = [
+        make_request(arrival, tenant="ab"[arrival % 2], has_run=arrival in (1, 3)) for arrival in range(5)
+    ]
+    for request in requests:
+        queue.push(request)
+    queue.remove(requests[2])
+    preempted = make_request(-1)
+    queue.restore(preempted)
+    assert len(queue) == 5
+    assert set(queue) == {preempted, *(requests[at] for at in (0, 1, 3, 4))}
+    drained = drain(queue)
+    assert set(drained[:3]) == {preempted, requests[1], requests[3]}
+    assert drained.index(requests[1]) < drained.index(requests[3])
+    assert set(drained[3:]) == {requests[0], requests[4]}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -74,6 +74,8 @@ def wishes(draw):
             "tenant": draw(st.sampled_from(["", "a", "b"])),
             "cache_salt": draw(st.sampled_from(["", "", "salt"])),
             "deadline_ns": draw(st.sampled_from([0, 0, 1, 5, 20])),
+            "has_run": draw(st.booleans()),
+            "is_suspect": draw(st.sampled_from([False] * 5 + [True])),
         },
     )
 
