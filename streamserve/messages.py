@@ -15,6 +15,9 @@ read a memoryview in place and must be done with it (or have copied) before the 
 
 A stream is named by the frontend: `generation << 32 | slot`. The engine only hands it back.
 
+An engine that dies is followed by another on the same rings, under the next epoch. It says HELLO, and every
+frontend gives it all requests that somebody still waits for, with the tokens that they have got.
+
 A frontend that dies is followed by another on the same two rings; its place tells whose a frame is. In the
 request ring the supervisor writes a HANDOVER behind the last frame of the dead one, with the `incarnation` of
 its successor (how many there were before it): the engine drops all requests from before that. It answers with

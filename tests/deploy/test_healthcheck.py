@@ -19,13 +19,14 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "container" / "healthcheck.py"
 
 
 @contextmanager
-def answering(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """The port of a server that gives /health `status` and all else 404."""
+def answering(status: int, context: ssl.SSLContext | None = None, body: bytes = b"") -> Iterator[int]:
+    """The port of a server that gives /health `status` and `body`, and all else 404."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/health" else 404)
             self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing is logged."""
@@ -53,6 +54,15 @@ def test_health_decides(status: int, code: int) -> None:
     with answering(status) as port:
         # A proxy of the container's environment is for what lies outside of it.
         assert check(STREAMSERVE_PORT=str(port), http_proxy="http://127.0.0.1:1") == code
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b'{"status":"restarting"}', 0), (b'{"status":"dead"}', 1), (b'"restarting"', 1), (b"restarting", 1)],
+)
+def test_a_server_that_starts_its_engine_again_is_left_to_it(body: bytes, code: int) -> None:
+    with answering(503, body=body) as port:
+        assert check(STREAMSERVE_PORT=str(port)) == code
 
 
 def test_nobody_is_there() -> None:
