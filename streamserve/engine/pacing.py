@@ -13,7 +13,8 @@ neither holds when nobody decodes:
   at all.
 
 What decoding costs and what a token adds is measured, since it depends on the model, the machine, the
-requests and how far a document has been read.
+requests and how far a document has been read. Where prompts never end, a step without them is made now and
+then to see what decoding costs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MIN_CHUNK = 16
 UNNOTICED_S = 0.05
 # Most time that prompts may add to a step, in steps of decoding, where the limit leaves them less.
 _STRETCH = 2
+# A step in which everybody decodes is made after so many in which somebody did not.
+_PROBE_AFTER = 32
 # Weight of the newest measurement in a moving average.
 _NEWEST = 0.2
 
@@ -43,13 +46,18 @@ class StepPacer:
     def __init__(self, document_share: float = 1.0, mixed_step_limit_s: float = 0.0) -> None:
         self._documents = _DocumentPacer(document_share) if document_share < 1 else None
         self._prompts = _PromptPacer(mixed_step_limit_s) if mixed_step_limit_s > 0 else None
-        # A step in which everybody decodes.
+        # A step in which everybody decodes; how many steps ago it was measured.
         self._decode_s: float | None = None
+        self._decode_age = 0
 
     def pace(self) -> Pace:
         """That of the next step."""
+        if self._prompts is None:
+            prompt_tokens = None
+        else:
+            prompt_tokens = 0 if self._decode_age >= _PROBE_AFTER else self._prompts.allowance
         return Pace(
-            prompt_tokens=None if self._prompts is None else self._prompts.allowance,
+            prompt_tokens=prompt_tokens,
             document_tokens=None if self._documents is None else self._documents.allowance,
         )
 
@@ -61,7 +69,11 @@ class StepPacer:
             mix: what it consisted of.
         """
         if mix.num_decodes == mix.num_tokens:
-            self._decode_s = _average(self._decode_s, seconds)
+            is_old = self._decode_age >= _PROBE_AFTER
+            self._decode_s = seconds if is_old else _average(self._decode_s, seconds)
+            self._decode_age = 0
+        elif mix.num_decodes:
+            self._decode_age += 1
         if self._prompts is not None:
             self._prompts.record(seconds, mix, self._decode_s)
         if self._documents is not None:
@@ -96,8 +108,8 @@ class _Chunk:
 class _PromptPacer:
     """How many prompt tokens fit into a step beside those who decode.
 
-    With an old measure of decoding, what has become of it since counts as the prompts'; steps take as long
-    as they may all the same, since the measure is taken off again.
+    While what decoding costs is not known, or has changed, the rest of it counts as the prompts'; steps take
+    as long as they may all the same, since so much is taken off again.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -110,17 +122,12 @@ class _PromptPacer:
         return self._chunk.size
 
     def record(self, seconds: float, mix: StepMix, decode_s: float | None) -> None:
-        if mix.num_decodes == 0:
-            alone_s = 0.0
-        elif decode_s is None:
-            return
-        else:
-            alone_s = decode_s
+        decode_s = decode_s or 0.0
+        alone_s = decode_s if mix.num_decodes else 0.0
         # What a few tokens cost says nothing of many.
         if mix.num_prompt_tokens >= MIN_CHUNK and mix.num_document_tokens == 0:
             self._chunk.measure(max(0.0, seconds - alone_s), mix.num_prompt_tokens)
-        if decode_s is not None:
-            self._chunk.fit(max(self._limit_s - decode_s, _STRETCH * decode_s))
+        self._chunk.fit(max(self._limit_s - decode_s, _STRETCH * decode_s))
 
 
 class _DocumentPacer:

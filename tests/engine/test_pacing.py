@@ -97,7 +97,9 @@ def test_documents_alone_cost_nobody_anything():
 def read_prompts(pacer, decode_s, token_s, num_steps=40):
     """Steps with as much of prompts as may be; the last one's seconds."""
     for _ in range(num_steps):
-        chunk = pacer.pace().prompt_tokens
+        # A step that is to measure decoding has no prompts in it.
+        while (chunk := pacer.pace().prompt_tokens) == 0:
+            pacer.record(decode_s, mix(4))
         seconds = decode_s + chunk * token_s
         pacer.record(seconds, mix(4, chunk))
     return seconds
@@ -127,8 +129,9 @@ def test_a_machine_that_has_become_slower_is_noticed():
     pacer.record(0.02, mix(4))
     assert read_prompts(pacer, 0.02, 0.001) == pytest.approx(0.25, rel=0.02)
     assert read_prompts(pacer, 0.02, 0.010, 10) == pytest.approx(0.25, rel=0.15)
-    # Nobody decodes alone any more, so the old measure stands; the limit is held all the same.
-    assert read_prompts(pacer, 0.10, 0.010) == pytest.approx(0.25, rel=0.15)
+    # That decoding takes longer is not known until it is measured again; the limit is held all the same.
+    assert read_prompts(pacer, 0.10, 0.005, 15) == pytest.approx(0.25, rel=0.15)
+    assert read_prompts(pacer, 0.10, 0.005) == pytest.approx(0.30, rel=0.05)
 
 
 def test_one_step_that_was_measured_too_short_brings_no_long_one():
@@ -145,7 +148,7 @@ def test_a_few_tokens_do_not_stand_for_many():
     pacer.record(0.05, mix(4))
     read_prompts(pacer, 0.05, 0.001)
     before = pacer.pace()
-    for _ in range(100):
+    for _ in range(20):
         # As after a prefix hit: most of what they cost, any prompt would.
         pacer.record(0.07, mix(4, 3))
     assert pacer.pace() == before
@@ -156,3 +159,18 @@ def test_before_anything_is_measured_little_is_read():
     assert pacer.pace().prompt_tokens == MIN_CHUNK
     pacer.record(0.05, mix(4))
     assert pacer.pace().prompt_tokens == MIN_CHUNK
+
+
+@pytest.mark.parametrize("decode_s", [0.01, 0.1, 1.0])
+def test_where_prompts_never_end_decoding_is_measured_now_and_then(decode_s):
+    """Or nobody would know that the answers alone take longer than the limit, and hardly anything be read."""
+    pacer = StepPacer(1.0, 0.25)
+    pacer.record(1.0, mix(0, 100))
+    num_tokens, num_probes = 0, 0
+    for _ in range(1000):
+        chunk = pacer.pace().prompt_tokens
+        num_tokens += chunk
+        num_probes += chunk == 0
+        pacer.record(decode_s + 0.001 * chunk, mix(4, chunk))
+    assert 20 <= num_probes <= 40
+    assert num_tokens >= 0.8 * 1000 * max(0.25 - decode_s, 2 * decode_s) / 0.001

@@ -34,8 +34,8 @@ class Pace(NamedTuple):
     """How much a step may read beside others.
 
     Attributes:
-        prompt_tokens: most tokens by which anybody who does not decode is brought forward, at least one, if
-            anybody decodes in the step; None for no limit but the budget.
+        prompt_tokens: most tokens by which all are brought forward who do not decode, if anybody decodes in
+            the step; None for no limit but the budget.
         document_tokens: most tokens of those by which documents are read if anybody else runs; None for no
             limit.
     """
@@ -56,11 +56,12 @@ UNPACED = Pace()
 def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
     """How many tokens each running request runs, all together at most `budget`.
 
-    At least one for each that wants just one, and for the longest running of those that want more.
+    At least one for each that wants just one, and for the longest running of those that want more, if the
+    budget has any for them.
 
     Args:
         wanted: int64[n], tokens that each has to run; longest running first. 0 is nobody's turn.
-        budget: tokens of the step; more than there are that want just one, if any wants more.
+        budget: tokens of the step; no less than there are that want just one.
         keeps_seat: somebody waits who could come in. If the budget has more than n tokens, one at least is
             left over for that.
     """
@@ -69,6 +70,9 @@ def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
         return wanted
     counts = wanted.copy()
     rest = budget - int(np.count_nonzero(wanted == 1))
+    if rest == 0:
+        counts[reading] = 0
+        return counts
     num_others = len(reading) - 1 + keeps_seat
     if num_others == 0:
         counts[reading[0]] = min(int(wanted[reading[0]]), rest)

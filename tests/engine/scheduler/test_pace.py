@@ -89,3 +89,19 @@ def test_a_document_leaves_prompts_what_it_may_not_read():
         harness.step()
     mix = harness.scheduler.mix
     assert (mix.num_decodes, mix.num_document_tokens, mix.num_prompt_tokens) == (3, 2, 38)
+
+
+def test_a_step_can_be_for_those_who_decode_alone():
+    harness = beside_decodes()
+    reading = harness.add(text(0), max_tokens=1, ignore_eos=True)
+    harness.step()
+    waiting = harness.add(text(1), max_tokens=1, ignore_eos=True)
+    harness.pace = Pace(prompt_tokens=0)
+    harness.step()
+    assert last_step(harness) == [1, 1, 1]
+    assert waiting not in harness.started
+    harness.pace = Pace()
+    harness.run()
+    assert harness.streams[reading].tokens
+    assert harness.streams[waiting].tokens
+    harness.check()

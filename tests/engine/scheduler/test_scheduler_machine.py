@@ -180,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for stream in live:
                 stream.aborted = True
 
-    @rule(prompts=st.sampled_from([None, 1, 3, 20]), documents=st.sampled_from([None, 0, 1, 3]))
+    @rule(prompts=st.sampled_from([None, 0, 1, 3, 20]), documents=st.sampled_from([None, 0, 1, 3]))
     def pace(self, prompts, documents):
         self.harness.pace = Pace(prompts, documents)
 
