@@ -336,8 +336,7 @@ class Pump:
             mailbox = slots[slot] if slot < num_slots else None
             # Another generation, or nobody: the stream was aborted after the engine computed this.
             if mailbox is not None and mailbox.stream == stream:
-                # Of one that has had tokens from another engine, this was told before.
-                if cached is not None and cached[row] and not mailbox.output:
+                if cached is not None and cached[row]:
                     mailbox.cached_tokens = cached[row]
                 mailbox.put(tokens[at:end], finish)
             at = end

@@ -104,6 +104,18 @@ async def test_what_the_dead_one_sent_last_counts(slow: Any) -> None:
     assert await task == output(20)
 
 
+async def test_however_much_it_sent_last(slow: Any) -> None:
+    task = await ask(slow, generation(max_tokens=2000))
+    # More than a frontend takes in at a time.
+    for _ in range(1500):
+        slow.engine.step()
+    slow.engine.crash(slow.frontend_bell)
+    (add,) = await succeed(slow, 1)
+    assert add.tokens.tolist() == PROMPT + output(1500)
+    finish(slow)
+    assert await task == output(2000)
+
+
 async def test_one_whose_end_was_sent_is_not_given_away_again(slow: Any) -> None:
     ended, going = await ask(slow, generation(max_tokens=2)), await ask(slow, generation())
     slow.engine.step()

@@ -40,7 +40,7 @@ class QuarantineQueue(RequestQueue):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether somebody runs beside whom no suspect may; they have to give way."""
+        """Whether somebody runs beside whom no suspect may; they have to give way before the next `peek`."""
         return bool(self._suspects) and self.on_trial is None and self._table.num_running > 0
 
     def acquit(self, num_in_flight: int) -> None:
@@ -72,7 +72,7 @@ class QuarantineQueue(RequestQueue):
         if self.on_trial is not None:
             return None
         if self._suspects:
-            return None if self._table.num_running else next(iter(self._suspects))
+            return next(iter(self._suspects))
         return self._inner.peek()
 
     def remove(self, request: Request) -> None:

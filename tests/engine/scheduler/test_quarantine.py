@@ -16,10 +16,19 @@ def running(harness: Harness) -> set[int]:
     return {request.stream for request in harness.scheduler._table.requests if request is not None}
 
 
-def companies(harness: Harness) -> list[set[int]]:
-    """Runs everything, and tells who ran in each step."""
+def companies(harness: Harness, suspects: list[int]) -> list[set[int]]:
+    """Runs everything, and tells who ran in each step; no suspect has company before it has got its tokens."""
     found: list[set[int]] = []
-    while harness.step(lambda: found.append(running(harness))) is not None:
+
+    def look() -> None:
+        company = running(harness)
+        found.append(company)
+        tried = harness.started if len(company) > 1 else harness.started[:-1]
+        for stream in set(tried) & set(suspects):
+            got = harness.streams[stream]
+            assert len(got.tokens) >= PROBATION_TOKENS or not got.is_live
+
+    while harness.step(look) is not None:
         pass
     harness.check()
     return found
@@ -34,7 +43,7 @@ def test_one_after_the_other_and_then_all_together(policy, depth):
         for seed, name in enumerate("aba")
     ]
     others = [harness.add(prompt(9, seed), 30, ignore_eos=True) for seed in (5, 6)]
-    found = companies(harness)
+    found = companies(harness, suspects)
     alone = [company for company in found if len(company) == 1]
     # In the steps after its last token of probation others may be waiting for what is still in flight.
     assert harness.started == [*suspects, *others]
@@ -54,7 +63,7 @@ def test_those_that_run_give_way_to_one_that_comes_late(depth):
         harness.step()
     suspect = harness.add(prompt(9, 4), 40, is_suspect=True, ignore_eos=True)
     late = harness.add(prompt(9, 5), 5, ignore_eos=True)
-    found = companies(harness)
+    found = companies(harness, [suspect])
     assert {suspect} in found
     begins = found.index({suspect})
     assert found[begins : begins + PROBATION_TOKENS - depth + 1] == [{suspect}] * (
@@ -97,7 +106,7 @@ def test_a_long_prompt_is_read_alone():
     harness = Harness(limits(max_num_batched_tokens=16))
     suspect = harness.add(prompt(100), 20, is_suspect=True, ignore_eos=True)
     harness.add(prompt(9, 1), 20, ignore_eos=True)
-    found = companies(harness)
+    found = companies(harness, [suspect])
     assert found[: 7 + PROBATION_TOKENS - 1] == [{suspect}] * (7 + PROBATION_TOKENS - 1)
 
 
@@ -107,5 +116,5 @@ def test_with_little_memory():
     for _ in range(4):
         harness.step()
     suspect = harness.add(prompt(20, 4), 12, is_suspect=True, ignore_eos=True)
-    assert {suspect} in companies(harness)
+    assert {suspect} in companies(harness, [suspect])
     assert len(others) == 3
