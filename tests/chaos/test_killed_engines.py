@@ -5,7 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import random
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +53,39 @@ def num_running(server: RunningServer) -> int:
     return answer.json()["running"] if answer.status_code == 200 else 0
 
 
+def numbers(server: RunningServer) -> dict[str, float]:
+    """The metrics without labels, or with those of the model."""
+    text = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {
+        sample.name: sample.value for sample in samples if sample.labels.keys() <= {"model_name", "engine"}
+    }
+
+
+def num_generated(server: RunningServer) -> float:
+    return numbers(server)["vllm:generation_tokens_total"]
+
+
 def wait_for_engine(server: RunningServer, count: int) -> None:
     wait_until(lambda: num_engines(server) == count, f"engine number {count} is there")
 
 
 def status_of(server: RunningServer) -> str:
     return httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).json()["status"]
+
+
+def kill_what_loads(server: RunningServer) -> None:
+    """Kills the engine that is not ready yet."""
+    count = num_engines(server)
+
+    def is_there() -> bool:
+        with contextlib.suppress(AssertionError):
+            server.engine.kill()
+            return True
+        return False
+
+    wait_until(is_there, "another engine is there")
+    assert num_engines(server) == count
 
 
 @contextlib.contextmanager
@@ -146,21 +176,65 @@ def test_while_there_is_no_engine_streams_are_kept_and_requests_wait(server):
     events = take(create(server.url, COMPLETION, {**body, "prompt": "Kept"}, "kept"), 5)
     server.engine.kill()
     wait_until(lambda: status_of(server) == "restarting", "it is noticed")
+    kill_what_loads(server)
     with asking(server, [short] * 6) as futures:
         # Two frontends: the one that is asked need not be the one that has it.
         events += take(resume(server.url, COMPLETION, "kept", events[-1].number), 5)
-        assert num_engines(server) in (count, count + 1)
         for future in futures:
             assert_same(future.result(), wanted)
+        assert num_engines(server) == count + 1
     events += take(resume(server.url, COMPLETION, "kept", events[-1].number))
     assert told(tell(COMPLETION, objects_of(COMPLETION, events), body)) == told(kept)
-    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text)
-    samples = [sample for family in families for sample in family.samples]
-    values = {sample.name: sample.value for sample in samples if not sample.labels}
+    values = numbers(server)
     assert values["streamserve:engine_up"] == 1
-    assert values["streamserve:engine_restarts_total"] == num_engines(server) - 1
+    # That one came to nothing.
+    assert values["streamserve:engine_restarts_total"] == num_engines(server) - 1 + 1
     assert values["streamserve:requests_continued_total"] >= 20 + 20 + 1
     assert values["streamserve:requests_poisonous_total"] == 0
+    wait_idle(server)
+
+
+@pytest.mark.heavy
+def test_engines_killed_again_and_again_under_load(server):
+    kinds = [
+        *((*way, {**prompt(way[0], "Load"), **SEEDED}) for way in ALL_WAYS),
+        (COMPLETION, SSE, {"prompt": "Load", "n": 3, "logprobs": 2, **SEEDED, **USAGE}),
+        (COMPLETION, SSE, {"prompt": "Load " * 300, **PENALTIES, **GREEDY, **USAGE}),
+    ]
+    bodies = [
+        (endpoint, transport, {**body, "max_tokens": most})
+        for endpoint, transport, body in kinds
+        for most in (40, 600)
+    ]
+    with asking(server, bodies) as futures:
+        wanted = [future.result() for future in futures]
+    stop = threading.Event()
+
+    def go_on_asking(number: int) -> int:
+        num_asked = 0
+        while not stop.is_set():
+            at = (number + num_asked) % len(bodies)
+            endpoint, transport, body = bodies[at]
+            assert_same(ask(server.url, endpoint, transport, {**LONG, **body}), wanted[at])
+            num_asked += 1
+        return num_asked
+
+    randomness = random.Random(3)
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        clients = [pool.submit(go_on_asking, number) for number in range(40)]
+        try:
+            for number in range(10):
+                count, before = num_engines(server), num_generated(server)
+                # Long enough to be no suspect: these kills mean nobody.
+                wait_until(lambda: num_generated(server) > before + 3000, "they get ahead")  # noqa: B023
+                time.sleep(randomness.uniform(0, 0.5))
+                server.engine.kill()
+                if number % 3 == 0:
+                    kill_what_loads(server)
+                wait_for_engine(server, count + 1)
+        finally:
+            stop.set()
+        assert all(client.result() for client in clients)
     wait_idle(server)
 
 
