@@ -17,7 +17,7 @@ def running(harness: Harness) -> set[int]:
 
 
 def companies(harness: Harness, suspects: list[int]) -> list[set[int]]:
-    """Runs everything, and tells who ran in each step; no suspect has company before it has got its tokens."""
+    """Runs everything, and tells who ran in each step; no suspect has company before it has its tokens."""
     found: list[set[int]] = []
 
     def look() -> None:
