@@ -228,7 +228,7 @@ def _choose_attention(
         reason = "attention backend: padded torch, since graphs are emulated"
         choice = AttentionChoice("padded torch", reason, lambda cache, *_: TorchPaddedAttention(cache))
     else:
-        facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size)
+        facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size, spec.attention_backend)
         choice = choose_attention_backend(spec.attention_backend, facts)
         if choice.label == "Triton" and device.type == "cpu" and wants_full:
             raise ConfigError(

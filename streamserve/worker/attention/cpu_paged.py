@@ -1,0 +1,135 @@
+"""Paged attention by native kernels for CPUs, which read K and V where they are in the cache.
+
+The kernels are compiled for the machine when they are first wanted (`worker.native`). They are operators of
+torch and read all that differs between steps from memory at fixed addresses, so emulated graphs can hold them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from streamserve.worker.attention.base import AttentionBackend, GraphSupport
+from streamserve.worker.attention.variant import AttentionVariant
+from streamserve.worker.batch import InputBatch, StepInputs
+from streamserve.worker.graphs.descriptor import BatchDescriptor
+from streamserve.worker.kv_cache import KVCache
+from streamserve.worker.native.operators import Operators
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMetadata:
+    """One step, perhaps padded to the size of a captured graph: views of persistent memory.
+
+    A request of padding has no query tokens and no keys; a row of padding has slot -1 and no request.
+
+    Attributes:
+        slot_mapping: int64[num_tokens], where in the cache each token's K and V go; -1 is nowhere.
+        slots: int32[num_reqs], rows of the batch's block tables.
+        query_start: int32[num_reqs + 1], where each one's rows begin.
+        context: int32[num_reqs], keys that the last query token of each sees.
+    """
+
+    slot_mapping: torch.Tensor
+    slots: torch.Tensor
+    query_start: torch.Tensor
+    context: torch.Tensor
+
+
+class CpuPagedAttention(AttentionBackend):
+    """Calls the operator `attend`, for prefill and decode alike. It serves one batch.
+
+    Args:
+        cache: the paged KV cache, in float32 or bfloat16.
+        variant: what the model asks for.
+        operators: the native kernels.
+    """
+
+    graph_support: ClassVar[GraphSupport] = GraphSupport.ALWAYS
+
+    def __init__(self, cache: KVCache, variant: AttentionVariant, operators: Operators) -> None:
+        self._cache = cache
+        self._attend = operators.attend
+        self._window, self._soft_cap = variant.sliding_window, variant.soft_cap
+        self._scale = 1 / math.sqrt(cache.keys[0].shape[3])
+
+    @staticmethod
+    def supports_block_size(block_size: int) -> bool:
+        """Any."""
+        return block_size >= 1
+
+    def bind(self, batch: InputBatch) -> None:
+        """See `AttentionBackend.bind`."""
+        max_num_seqs = batch.shape.max_num_seqs
+        # The batch's own memory: its rows are up to date as they are.
+        self._block_tables = torch.from_numpy(batch.block_table)
+        self._slots = torch.zeros(max_num_seqs, dtype=torch.int32)
+        self._query_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32)
+        self._context = torch.zeros(max_num_seqs, dtype=torch.int32)
+        self._host = (self._slots.numpy(), self._query_start.numpy(), self._context.numpy())
+
+    def build(
+        self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None
+    ) -> CpuMetadata:
+        """See `AttentionBackend.build`. Hot: once a step."""
+        num_reqs = len(step.slots)
+        slots, query_start, context = self._host
+        slots[:num_reqs] = step.slots
+        query_start[: num_reqs + 1] = step.query_offsets
+        context[:num_reqs] = step.context_lens
+        if padded is None:
+            return self._metadata(num_reqs, step.slot_mapping)
+        assert padded.num_reqs is not None, "the shape of a PIECEWISE graph is none for attention"
+        query_start[num_reqs + 1 : padded.num_reqs + 1] = step.num_tokens
+        slot_mapping = batch.rows(padded.num_tokens).slot_mapping
+        if padded.num_tokens > step.num_tokens:
+            slot_mapping[step.num_tokens :].fill_(-1)
+        return self._metadata(padded.num_reqs, slot_mapping)
+
+    def build_for_capture(self, batch: InputBatch, padded: BatchDescriptor) -> CpuMetadata:
+        """See `AttentionBackend.build_for_capture`: nobody has a query token."""
+        assert padded.num_reqs is not None, "the shape of a PIECEWISE graph is none for attention"
+        self._query_start.zero_()
+        return self._metadata(padded.num_reqs, batch.rows(padded.num_tokens).slot_mapping.fill_(-1))
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        layer: int,
+        metadata: Any,
+    ) -> None:
+        """See `AttentionBackend.forward`; rows that belong to no request are left as they are.
+
+        Hot: once a layer and step.
+        """
+        self._attend(
+            q,
+            k,
+            v,
+            out,
+            self._cache.keys[layer],
+            self._cache.values[layer],
+            metadata.slot_mapping,
+            self._block_tables,
+            metadata.slots,
+            metadata.query_start,
+            metadata.context,
+            self._window,
+            self._soft_cap,
+            self._scale,
+        )
+
+    def _metadata(self, num_reqs: int, slot_mapping: torch.Tensor) -> CpuMetadata:
+        return CpuMetadata(
+            slot_mapping=slot_mapping,
+            slots=self._slots[:num_reqs],
+            query_start=self._query_start[: num_reqs + 1],
+            context=self._context[:num_reqs],
+        )

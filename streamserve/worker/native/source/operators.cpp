@@ -1,0 +1,102 @@
+// Registers the kernels with torch, through its stable interface: a build fits later versions of torch too, and
+// the threads are torch's own.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "plan.h"
+
+namespace streamserve {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <typename T>
+T* data(const Tensor& tensor) {
+  return static_cast<T*>(tensor.data_ptr());
+}
+
+bool is_bfloat16(const Tensor& tensor) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::BFloat16 || tensor.scalar_type() == ScalarType::Float,
+                  "the kernels take bfloat16 and float32");
+  return tensor.scalar_type() == ScalarType::BFloat16;
+}
+
+template <typename F>
+void on_threads(int count, const F& body) {
+  if (count <= 1) return body();
+  torch::stable::parallel_for(0, count, 1, [&](int64_t, int64_t) { body(); });
+}
+
+// Copies rows [tokens, heads, head_dim], whose tokens may be strided, to their slots of a layer's cache.
+void store_rows(const Tensor& from, const Tensor& cache, const Tensor& slot_mapping) {
+  const int64_t size = from.element_size(), width = from.size(1) * from.size(2) * size;
+  const int64_t stride = from.stride(0) * size;
+  const char* rows = data<const char>(from);
+  char* to = data<char>(cache);
+  const int64_t* slots = data<const int64_t>(slot_mapping);
+  // A copy is done before another thread is awake, unless there are many.
+  constexpr int64_t kRows = 64;
+  torch::stable::parallel_for(0, from.size(0), kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      if (slots[row] >= 0) std::memcpy(to + slots[row] * width, rows + row * stride, width);
+  });
+}
+
+template <typename T>
+void attend_with(const Tensor& q, const Tensor& out, const Tensor& keys, const Tensor& values,
+                 const Tensor& block_tables, const Tensor& slots, const Tensor& query_start, const Tensor& context,
+                 int64_t window, double soft_cap, double scale) {
+  Step<T> step;
+  step.q = data<const T>(q);
+  step.out = data<T>(out);
+  step.keys = data<const T>(keys);
+  step.values = data<const T>(values);
+  step.q_stride = q.stride(0);
+  step.out_stride = out.stride(0);
+  step.num_heads = int(q.size(1));
+  step.num_kv_heads = int(keys.size(2));
+  step.head_dim = int(q.size(2));
+  step.block_size = int(keys.size(1));
+  step.block_tables = data<const int32_t>(block_tables);
+  step.table_width = block_tables.size(1);
+  step.slots = data<const int32_t>(slots);
+  step.query_start = data<const int32_t>(query_start);
+  step.context = data<const int32_t>(context);
+  step.num_requests = int(slots.size(0));
+  step.window = int(window);
+  step.soft_cap = float(soft_cap);
+  step.scale = float(scale);
+  const int num_threads = int(torch::stable::get_num_threads());
+  attend(step, num_threads, [](int count, const auto& body) { on_threads(count, body); });
+}
+
+void attend_op(Tensor q, Tensor k, Tensor v, Tensor out, Tensor keys, Tensor values, Tensor slot_mapping,
+               Tensor block_tables, Tensor slots, Tensor query_start, Tensor context, int64_t window, double soft_cap,
+               double scale) {
+  const int64_t dim = q.size(2);
+  STD_TORCH_CHECK(q.stride(1) == dim && k.stride(1) == dim && v.stride(1) == dim && q.stride(2) == 1 &&
+                      k.stride(2) == 1 && v.stride(2) == 1 && out.stride(1) == 1,
+                  "attention takes heads that lie one after the other");
+  store_rows(k, keys, slot_mapping);
+  store_rows(v, values, slot_mapping);
+  const auto run = is_bfloat16(q) ? attend_with<Bfloat16> : attend_with<float>;
+  run(q, out, keys, values, block_tables, slots, query_start, context, window, soft_cap, scale);
+}
+
+}  // namespace streamserve
+
+#ifndef STREAMSERVE_NAMESPACE
+#define STREAMSERVE_NAMESPACE streamserve_cpu
+#endif
+
+STABLE_TORCH_LIBRARY(STREAMSERVE_NAMESPACE, library) {
+  library.def(
+      "attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) keys, Tensor(c!) values, "
+      "Tensor slot_mapping, Tensor block_tables, Tensor slots, Tensor query_start, Tensor context, int window, "
+      "float soft_cap, float scale) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(STREAMSERVE_NAMESPACE, CPU, library) {
+  library.impl("attend", TORCH_BOX(&streamserve::attend_op));
+}
