@@ -1,7 +1,8 @@
 """Paged attention by native kernels for CPUs, which read K and V where they are in the cache.
 
-The kernels are compiled for the machine when they are first wanted (`worker.native`). They are operators of
-torch and read all that differs between steps from memory at fixed addresses, so emulated graphs can hold them.
+The kernels are compiled for the machine when they are first wanted (`worker.native`). They are operators
+of torch and read all that differs between steps from memory at fixed addresses, so emulated graphs can hold
+them.
 """
 
 from __future__ import annotations

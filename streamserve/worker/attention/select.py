@@ -55,11 +55,13 @@ class AttentionChoice:
     """A backend that works here.
 
     Attributes:
+        name: the value of --attention-backend that allows it.
         label: what it is called in messages.
         reason: one line for the log: what was chosen, and what was in the way of what goes before it.
         create: makes the backend.
     """
 
+    name: str
     label: str
     reason: str
     create: Callable[[KVCache, BatchShape, AttentionVariant], AttentionBackend]
@@ -139,7 +141,7 @@ def choose_attention_backend(name: str, facts: AttentionFacts) -> AttentionChoic
             reason = f"attention backend: {candidate.label}"
             if obstacles:
                 reason += f" ({_listed(obstacles)})"
-            return AttentionChoice(candidate.label, reason, candidate.create)
+            return AttentionChoice(candidate.name, candidate.label, reason, candidate.create)
         obstacles.setdefault(obstacle, []).append(candidate.label)
     raise ConfigError(f"--attention-backend {name}: {_listed(obstacles)}")
 

@@ -7,7 +7,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,14 @@ class Operators:
 
     Attributes:
         attend: puts K and V into the cache of a layer and attends.
+        rms_norm, add_rms_norm, silu_mul, turn: what `models.operations.LayerOperations` asks for.
     """
 
     attend: Callable[..., None]
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., torch.Tensor]
+    silu_mul: Callable[..., torch.Tensor]
+    turn: Callable[..., None]
 
 
 def recipe_for(target: tuple[str, ...], namespace: str = "streamserve_cpu") -> Recipe:
@@ -95,6 +100,6 @@ def _loaded(recipe: Recipe, path: Path) -> Operators:
     try:
         torch.ops.load_library(str(path))
         namespace: Any = getattr(torch.ops, recipe.namespace)
-        return Operators(attend=namespace.attend.default)
+        return Operators(*(getattr(namespace, field.name).default for field in fields(Operators)))
     except (OSError, RuntimeError, AttributeError) as error:
         raise BuildError(f"{path} cannot be loaded: {' '.join(str(error).split())[:300]}") from error

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "layer.h"
 #include "plan.h"
 
 namespace streamserve {
@@ -84,6 +85,83 @@ void attend_op(Tensor q, Tensor k, Tensor v, Tensor out, Tensor keys, Tensor val
   run(q, out, keys, values, block_tables, slots, query_start, context, window, soft_cap, scale);
 }
 
+// Calls f(T()) with the number format of a tensor.
+template <typename F>
+void with_format(const Tensor& tensor, const F& f) {
+  if (is_bfloat16(tensor)) return f(Bfloat16());
+  return f(float());
+}
+
+// Calls f(row) for all rows of so many numbers, on threads where there are enough of them.
+template <typename F>
+void for_rows(int64_t count, int64_t size, const F& f) {
+  constexpr int64_t kNumbers = 1 << 15;
+  torch::stable::parallel_for(0, count, kNumbers / size + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) f(row);
+  });
+}
+
+Tensor rms_norm_op(Tensor x, Tensor weight, double epsilon) {
+  STD_TORCH_CHECK(x.is_contiguous(), "rms_norm takes rows that lie one after the other");
+  const int64_t size = weight.size(0);
+  Tensor out = torch::stable::empty_like(x);
+  with_format(x, [&](auto format) {
+    using T = decltype(format);
+    for_rows(x.numel() / size, size, [&](int64_t row) {
+      normalise(data<const T>(x) + row * size, data<const T>(weight), int(size), float(epsilon),
+                data<T>(out) + row * size);
+    });
+  });
+  return out;
+}
+
+Tensor add_rms_norm_op(Tensor hidden, Tensor delta, Tensor weight, double epsilon) {
+  STD_TORCH_CHECK(hidden.is_contiguous() && delta.is_contiguous(), "rms_norm takes rows that lie one after the other");
+  const int64_t size = weight.size(0);
+  Tensor out = torch::stable::empty_like(hidden);
+  with_format(hidden, [&](auto format) {
+    using T = decltype(format);
+    for_rows(hidden.numel() / size, size, [&](int64_t row) {
+      T* own = data<T>(hidden) + row * size;
+      add(own, data<const T>(delta) + row * size, int(size));
+      normalise(own, data<const T>(weight), int(size), float(epsilon), data<T>(out) + row * size);
+    });
+  });
+  return out;
+}
+
+Tensor silu_mul_op(Tensor gate_up) {
+  STD_TORCH_CHECK(gate_up.is_contiguous(), "silu_mul takes rows that lie one after the other");
+  const int64_t count = gate_up.size(0), size = gate_up.size(1) / 2;
+  Tensor out = torch::stable::new_empty(gate_up, {count, size});
+  with_format(gate_up, [&](auto format) {
+    using T = decltype(format);
+    for_rows(count, size, [&](int64_t row) {
+      apply_gate(data<const T>(gate_up) + row * 2 * size, int(size), data<T>(out) + row * size);
+    });
+  });
+  return out;
+}
+
+void turn_op(Tensor heads, Tensor cosines, Tensor signed_sines, std::optional<Tensor> q_norm,
+             std::optional<Tensor> k_norm, int64_t num_heads, int64_t num_kv_heads, double epsilon) {
+  STD_TORCH_CHECK(heads.is_contiguous() && cosines.is_contiguous() && signed_sines.is_contiguous(),
+                  "turn takes rows that lie one after the other");
+  const int64_t width = heads.size(1), size = heads.size(2), num_turned = num_heads + num_kv_heads;
+  with_format(heads, [&](auto format) {
+    using T = decltype(format);
+    const T* q_weight = q_norm ? data<const T>(*q_norm) : nullptr;
+    const T* k_weight = k_norm ? data<const T>(*k_norm) : nullptr;
+    for_rows(heads.size(0), num_turned * size, [&](int64_t row) {
+      const T* cosine = data<const T>(cosines) + row * size;
+      const T* sine = data<const T>(signed_sines) + row * size;
+      for (int64_t head = 0; head < num_turned; ++head)
+        turn_head(data<T>(heads) + (row * width + head) * size, cosine, sine, head < num_heads ? q_weight : k_weight,
+                  int(size), float(epsilon));
+    });
+  });
+}
+
 }  // namespace streamserve
 
 #ifndef STREAMSERVE_NAMESPACE
@@ -95,8 +173,18 @@ STABLE_TORCH_LIBRARY(STREAMSERVE_NAMESPACE, library) {
       "attend(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) keys, Tensor(c!) values, "
       "Tensor slot_mapping, Tensor block_tables, Tensor slots, Tensor query_start, Tensor context, int window, "
       "float soft_cap, float scale) -> ()");
+  library.def("rms_norm(Tensor x, Tensor weight, float epsilon) -> Tensor");
+  library.def("add_rms_norm(Tensor(a!) hidden, Tensor delta, Tensor weight, float epsilon) -> Tensor");
+  library.def("silu_mul(Tensor gate_up) -> Tensor");
+  library.def(
+      "turn(Tensor(a!) heads, Tensor cosines, Tensor signed_sines, Tensor? q_norm, Tensor? k_norm, int num_heads, "
+      "int num_kv_heads, float epsilon) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(STREAMSERVE_NAMESPACE, CPU, library) {
   library.impl("attend", TORCH_BOX(&streamserve::attend_op));
+  library.impl("rms_norm", TORCH_BOX(&streamserve::rms_norm_op));
+  library.impl("add_rms_norm", TORCH_BOX(&streamserve::add_rms_norm_op));
+  library.impl("silu_mul", TORCH_BOX(&streamserve::silu_mul_op));
+  library.impl("turn", TORCH_BOX(&streamserve::turn_op));
 }

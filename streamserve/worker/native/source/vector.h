@@ -62,6 +62,7 @@ inline Floats load(const Bfloat16* from) { return (Floats)(widened(from) << 16);
 // The first `count` numbers, and zeros: what lies behind a row may be anything, or not be there.
 template <typename T>
 Floats load_some(const T* from, int count) {
+  if (count == kLanes) return load(from);
   T padded[kLanes] = {};
   std::memcpy(padded, from, count * sizeof(T));
   return load(padded);
@@ -80,6 +81,7 @@ inline void store(Bfloat16* to, Floats x) {
 
 template <typename T>
 void store_some(T* to, Floats x, int count) {
+  if (count == kLanes) return store(to, x);
   T padded[kLanes];
   store(padded, x);
   std::memcpy(to, padded, count * sizeof(T));
