@@ -29,15 +29,40 @@ class CpuMetadata:
 
     Attributes:
         slot_mapping: int64[num_tokens], where in the cache each token's K and V go; -1 is nowhere.
-        slots: int32[num_reqs], rows of the batch's block tables.
+        block_tables: int32[max_num_seqs, width], those of the batch.
+        slots: int32[num_reqs], rows of them.
         query_start: int32[num_reqs + 1], where each one's rows begin.
         context: int32[num_reqs], keys that the last query token of each sees.
     """
 
     slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
     slots: torch.Tensor
     query_start: torch.Tensor
     context: torch.Tensor
+
+
+class _StepMemory:
+    """What every step is written into, and the batch's own block tables, which are up to date as they are."""
+
+    def __init__(self, batch: InputBatch) -> None:
+        max_num_seqs = batch.shape.max_num_seqs
+        self._block_tables = torch.from_numpy(batch.block_table)
+        self._slots = torch.zeros(max_num_seqs, dtype=torch.int32)
+        self.query_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32)
+        self._context = torch.zeros(max_num_seqs, dtype=torch.int32)
+        # The three as arrays, which are faster to write.
+        self.host = (self._slots.numpy(), self.query_start.numpy(), self._context.numpy())
+
+    def metadata(self, num_reqs: int, slot_mapping: torch.Tensor) -> CpuMetadata:
+        """Of a step with so many requests."""
+        return CpuMetadata(
+            slot_mapping,
+            self._block_tables,
+            self._slots[:num_reqs],
+            self.query_start[: num_reqs + 1],
+            self._context[:num_reqs],
+        )
 
 
 class CpuPagedAttention(AttentionBackend):
@@ -56,6 +81,7 @@ class CpuPagedAttention(AttentionBackend):
         self._attend = operators.attend
         self._window, self._soft_cap = variant.sliding_window, variant.soft_cap
         self._scale = 1 / math.sqrt(cache.keys[0].shape[3])
+        self._memory: _StepMemory | None = None
 
     @staticmethod
     def supports_block_size(block_size: int) -> bool:
@@ -64,37 +90,32 @@ class CpuPagedAttention(AttentionBackend):
 
     def bind(self, batch: InputBatch) -> None:
         """See `AttentionBackend.bind`."""
-        max_num_seqs = batch.shape.max_num_seqs
-        # The batch's own memory: its rows are up to date as they are.
-        self._block_tables = torch.from_numpy(batch.block_table)
-        self._slots = torch.zeros(max_num_seqs, dtype=torch.int32)
-        self._query_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32)
-        self._context = torch.zeros(max_num_seqs, dtype=torch.int32)
-        self._host = (self._slots.numpy(), self._query_start.numpy(), self._context.numpy())
+        self._memory_for(batch)
 
     def build(
         self, batch: InputBatch, step: StepInputs, *, padded: BatchDescriptor | None = None
     ) -> CpuMetadata:
         """See `AttentionBackend.build`. Hot: once a step."""
-        num_reqs = len(step.slots)
-        slots, query_start, context = self._host
+        num_reqs, memory = len(step.slots), self._memory_for(batch)
+        slots, query_start, context = memory.host
         slots[:num_reqs] = step.slots
         query_start[: num_reqs + 1] = step.query_offsets
         context[:num_reqs] = step.context_lens
         if padded is None:
-            return self._metadata(num_reqs, step.slot_mapping)
+            return memory.metadata(num_reqs, step.slot_mapping)
         assert padded.num_reqs is not None, "the shape of a PIECEWISE graph is none for attention"
         query_start[num_reqs + 1 : padded.num_reqs + 1] = step.num_tokens
         slot_mapping = batch.rows(padded.num_tokens).slot_mapping
         if padded.num_tokens > step.num_tokens:
             slot_mapping[step.num_tokens :].fill_(-1)
-        return self._metadata(padded.num_reqs, slot_mapping)
+        return memory.metadata(padded.num_reqs, slot_mapping)
 
     def build_for_capture(self, batch: InputBatch, padded: BatchDescriptor) -> CpuMetadata:
         """See `AttentionBackend.build_for_capture`: nobody has a query token."""
         assert padded.num_reqs is not None, "the shape of a PIECEWISE graph is none for attention"
-        self._query_start.zero_()
-        return self._metadata(padded.num_reqs, batch.rows(padded.num_tokens).slot_mapping.fill_(-1))
+        memory = self._memory_for(batch)
+        memory.query_start.zero_()
+        return memory.metadata(padded.num_reqs, batch.rows(padded.num_tokens).slot_mapping.fill_(-1))
 
     def forward(
         self,
@@ -118,7 +139,7 @@ class CpuPagedAttention(AttentionBackend):
             self._cache.keys[layer],
             self._cache.values[layer],
             metadata.slot_mapping,
-            self._block_tables,
+            metadata.block_tables,
             metadata.slots,
             metadata.query_start,
             metadata.context,
@@ -127,10 +148,7 @@ class CpuPagedAttention(AttentionBackend):
             self._scale,
         )
 
-    def _metadata(self, num_reqs: int, slot_mapping: torch.Tensor) -> CpuMetadata:
-        return CpuMetadata(
-            slot_mapping=slot_mapping,
-            slots=self._slots[:num_reqs],
-            query_start=self._query_start[: num_reqs + 1],
-            context=self._context[:num_reqs],
-        )
+    def _memory_for(self, batch: InputBatch) -> _StepMemory:
+        if self._memory is None:
+            self._memory = _StepMemory(batch)
+        return self._memory
