@@ -44,7 +44,8 @@ void attend_packed(const Step<T>& step, const Part& part, int first, int key, in
   scores_of_packed<Rows, kTile>(&scratch.rows[first * padded], step.head_dim, padded, scratch.keys.data(), scores);
   for (int row = 0; row < Rows; ++row) {
     RowState& state = scratch.states[first + row];
-    const float factor = soften(scores + row * kTile, kTile, begins[row], ends[row], step.soft_cap, state);
+    const int seen = whole_vectors(end);
+    const float factor = soften(scores + row * kTile, seen, std::min(begins[row], seen), ends[row], step.soft_cap, state);
     multiply(sums + row * padded, padded, factor);
   }
   const auto value = [&](int j) { return &scratch.values[j * padded]; };

@@ -20,12 +20,16 @@ struct Located {
   int count;
 };
 
-// Has the numbers at from[offsets[i]] fetched, `dim` each, without waiting for them.
+// Has the numbers at from[offsets[i]] fetched, `dim` each, without waiting for them. A line too many does no harm.
 template <typename T>
 void fetch(const T* from, const int64_t* offsets, int num_rows, int dim) {
   constexpr int kLine = 64 / sizeof(T);
-  for (int row = 0; row < num_rows; ++row)
-    for (int at = 0; at < dim; at += kLine) __builtin_prefetch(from + offsets[row] + at);
+  for (int row = 0; row < num_rows; ++row) {
+    const T* numbers = from + offsets[row];
+    __builtin_prefetch(numbers);
+    __builtin_prefetch(numbers + kLine);
+    for (int at = 2 * kLine; at < dim; at += kLine) __builtin_prefetch(numbers + at);
+  }
 }
 
 // What one to four rows find at the keys of a head. `next_keys` are of the same tokens, and wanted next.

@@ -29,6 +29,13 @@ void on_threads(int count, const F& body) {
   torch::stable::parallel_for(0, count, 1, [&](int64_t, int64_t) { body(); });
 }
 
+// [tokens, heads, head_dim] such that a token's numbers lie one after the other, as they do except where a compiler
+// has laid them out.
+Tensor with_whole_rows(const Tensor& rows) {
+  const bool is_whole = rows.stride(2) == 1 && (rows.stride(1) == rows.size(2) || rows.size(1) == 1);
+  return is_whole ? rows : torch::stable::contiguous(rows);
+}
+
 // Copies rows [tokens, heads, head_dim], whose tokens may be strided, to their slots of a layer's cache.
 void store_rows(const Tensor& from, const Tensor& cache, const Tensor& slot_mapping) {
   const int64_t size = from.element_size(), width = from.size(1) * from.size(2) * size;
@@ -75,12 +82,10 @@ void attend_with(const Tensor& q, const Tensor& out, const Tensor& keys, const T
 void attend_op(Tensor q, Tensor k, Tensor v, Tensor out, Tensor keys, Tensor values, Tensor slot_mapping,
                Tensor block_tables, Tensor slots, Tensor query_start, Tensor context, int64_t window, double soft_cap,
                double scale) {
-  const int64_t dim = q.size(2);
-  STD_TORCH_CHECK(q.stride(1) == dim && k.stride(1) == dim && v.stride(1) == dim && q.stride(2) == 1 &&
-                      k.stride(2) == 1 && v.stride(2) == 1 && out.stride(1) == 1,
-                  "attention takes heads that lie one after the other");
-  store_rows(k, keys, slot_mapping);
-  store_rows(v, values, slot_mapping);
+  STD_TORCH_CHECK(out.stride(1) == 1, "attend writes rows whose numbers lie one after the other");
+  q = with_whole_rows(q);
+  store_rows(with_whole_rows(k), keys, slot_mapping);
+  store_rows(with_whole_rows(v), values, slot_mapping);
   const auto run = is_bfloat16(q) ? attend_with<Bfloat16> : attend_with<float>;
   run(q, out, keys, values, block_tables, slots, query_start, context, window, soft_cap, scale);
 }
