@@ -8,16 +8,21 @@ maps half a file does not say so, it ends the process.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 _SOURCES = Path(__file__).parent / "source"
 _MAIN = "operators.cpp"
+# -O3: below it GCC leaves the small loops as they are, and what they hold does not stay in registers.
 # -ffp-contract: a product and a sum are one instruction, in all that is compiled. The two others are of no
 # meaning to results: nobody reads errno or the flags of exceptions.
 _FLAGS = (
@@ -129,7 +134,10 @@ def build(recipe: Recipe, folder: Path) -> Path:
     os.close(handle)
     unfinished, path = Path(name), folder / recipe.file_name()
     try:
+        began = time.monotonic()
+        logger.info("compiling kernels for this processor, once")
         _run(recipe.command(compiler, unfinished))
+        logger.info("compiled kernels in %.1f s", time.monotonic() - began)
         content = unfinished.read_bytes()
         unfinished.write_bytes(content + hashlib.sha256(content).digest())
         unfinished.chmod(0o755)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -82,18 +81,14 @@ def load_operators(recipe: Recipe, folder: Path) -> Operators:
     found = find_build(recipe, BUILT_FOLDER) or find_build(recipe, folder)
     if found is not None:
         return _loaded(recipe, found)
-    began = time.monotonic()
-    logger.info("compiling kernels for this processor, once")
     try:
-        operators = _loaded(recipe, build(recipe, folder))
+        return _loaded(recipe, build(recipe, folder))
     except OSError as error:
         logger.warning(
             "%s: cannot keep compiled kernels (%s); every start compiles them", folder, error.strerror
         )
         with tempfile.TemporaryDirectory(prefix="streamserve-") as temporary:
-            operators = _loaded(recipe, build(recipe, Path(temporary)))
-    logger.info("compiled in %.1f s", time.monotonic() - began)
-    return operators
+            return _loaded(recipe, build(recipe, Path(temporary)))
 
 
 def _loaded(recipe: Recipe, path: Path) -> Operators:
