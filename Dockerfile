@@ -28,7 +28,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY streamserve streamserve
-RUN PYTHONPATH=/app /opt/venvs/*/bin/python -m streamserve.worker.native
+RUN ln -s /opt/venvs/*/ .venv \
+    && PYTHONPATH=/app .venv/bin/python -m streamserve.worker.native
 
 FROM build AS build-cuda
 RUN STREAMSERVE_TORCH=torch scripts/setup_env.sh serve
