@@ -162,7 +162,7 @@ class Connection:
             Gone: the connection is over.
         """
         try:
-            message = parse_message(text, self._service)
+            message = await parse_message(text, self._service)
             kind = message.get("type")
             if kind == "create":
                 await self._begin(message, partial(self._create, num_bytes=len(text)))

@@ -81,7 +81,7 @@ class Connection:
             Gone: the connection is over.
         """
         try:
-            call = self._call_of(parse_message(text, self._service), len(text))
+            call = self._call_of(await parse_message(text, self._service), len(text))
         except StreamserveError as error:
             await self._socket.send(_encode_error(error))
             return
