@@ -56,7 +56,7 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
     """The JSON object in the body.
 
     Raises:
-        InvalidRequest: not JSON, not UTF-8, not an object, too rich, nested too deeply, or another content type.
+        InvalidRequest: not JSON, not UTF-8, no object, too rich, nested too deeply, or another content type.
         RequestError: it is over the limit.
         RequestTimeout: it did not arrive in time.
         ClientDisconnect: the client went away.

@@ -1,9 +1,9 @@
 """How much structure a JSON text has, looked at before it is parsed.
 
 The parser keeps the interpreter lock to its end, and its time goes with the number of values rather than of
-bytes: 28 MB are 40 ms as one text, and as empty lists half a second, and a fifth more to be freed. So what is
-too rich is refused before. The look at it lets go of the lock again and again, so that in a thread it holds up
-nobody, whatever the size.
+bytes: 28 MB are 40 ms as one text, and as empty lists half a second, and a fifth more to be freed. So what
+is too rich is refused before. The look at it lets go of the lock again and again, so that in a thread it
+holds up nobody, whatever the size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALL_BYTES = 64 * 1024
 MAX_DEPTH = 100
 # Strings (the names of members, too), lists and objects.
 MAX_PARTS = 2**17
-# Of any kind; where there are so many, most of them are numbers. As many as the tokens of a prompt in any case.
+# Of any kind; where there are so many, most of them are numbers. In any case as many as a prompt has tokens.
 MAX_VALUES = 2**20
 SPARE_VALUES = 2**16
 
@@ -71,8 +71,7 @@ def check_structure(text: bytes, max_values: int, name: str = "The request body"
             )
         if num_values > max_values:
             raise InvalidRequest(
-                f"{name} has more than {max_values} values; give prompts as text, or send several "
-                "requests."
+                f"{name} has more than {max_values} values; give prompts as text, or send several requests."
             )
 
 

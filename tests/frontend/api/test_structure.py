@@ -89,7 +89,11 @@ async def test_what_stands_in_a_text_is_no_structure(run_harness: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "unsupported", "content"),
     [
-        (CompletionRequest, neutral.COMPLETION, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(1025)))}),
+        (
+            CompletionRequest,
+            neutral.COMPLETION,
+            {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(1025)))},
+        ),
         (ResponsesRequest, {}, {"input": "a", "metadata": dict.fromkeys(map(str, range(17)))}),
         (ResponsesRequest, {}, {"input": "a", "include": [1] * 65}),
     ],
