@@ -76,7 +76,8 @@ class Streams:
         stream_id = http.path_params["id"]
         after = position_of(stream_id, http.headers, http.query_params)
         reading = await self._resumption.resume(stream_id, reach_of(http.scope), after)
-        return await self._resumption.respond(http.receive, reading)
+        # Who comes back knows the stream, and wants to know that it is there.
+        return await self._resumption.respond(http.receive, reading, 0.0)
 
     async def cancel(self, http: Request) -> Response:
         """Ends it: the answer ends with the text so far and the finish reason `abort`.

@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 
 from streamserve.frontend.api.body import checked_object, small_object
 from streamserve.frontend.api.endpoint import tenant_of
-from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.resume import reach_of
 from streamserve.frontend.api.service import Service
 from streamserve.frontend.api.structure import SMALL_BYTES
@@ -148,11 +147,3 @@ async def parse_message(text: bytes, service: Service) -> dict[str, Any]:
     if len(text) > limit.max_bytes:
         raise limit.error
     return await checked_object(text, limit)
-
-
-def retry_after_s(problem: Problem) -> int | None:
-    """After how many seconds another try makes sense, if the error says so."""
-    for name, value in problem.headers:
-        if name == "Retry-After":
-            return int(value)
-    return None
