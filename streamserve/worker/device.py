@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from streamserve.errors import ConfigError
-from streamserve.worker.host_memory import available_bytes
+from streamserve.host_memory import available_bytes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
