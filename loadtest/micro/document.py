@@ -18,6 +18,7 @@ from loadtest.micro.steady_engine import BLOCK_SIZE, SteadyEngine
 from loadtest.micro.tiny_engine import write_tiny_llama
 from streamserve.config.sections import SchedulerConfig
 from streamserve.engine.executor.inline import InlineExecutor
+from streamserve.engine.pacing import StepPacer
 from streamserve.engine.scheduler.scheduler import SchedulerLimits
 from streamserve.worker.spec import WorkerSpec
 
@@ -75,7 +76,7 @@ def read_document(folder: Path, document_share: float) -> Reading:
         enable_prefix_caching=True,
         eos_token_ids=(),
     )
-    engine = SteadyEngine(NUM_STREAMS, executor, limits, document_share=document_share)
+    engine = SteadyEngine(NUM_STREAMS, executor, limits, pacer=StepPacer(document_share))
     alone = [engine.turn(STEPS_ALONE)]
     engine.add(np.random.default_rng(1).integers(3, 500, DOCUMENT_TOKENS, dtype=np.int32), max_tokens=1)
     steps = [engine.turn(1)]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from streamserve.engine.core import EngineCore
 from streamserve.engine.executor.base import StepRunner
 from streamserve.engine.outbox import Outbox
+from streamserve.engine.pacing import StepPacer
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from streamserve.hashing import BlockHasher
 from streamserve.ipc.doorbell import Doorbell
@@ -31,11 +32,11 @@ class SteadyEngine:
         num_seqs: requests.
         executor: started.
         limits: of the scheduler.
-        document_share: see `EngineCore`.
+        pacer: see `EngineCore`.
     """
 
     def __init__(
-        self, num_seqs: int, executor: StepRunner, limits: SchedulerLimits, *, document_share: float = 1.0
+        self, num_seqs: int, executor: StepRunner, limits: SchedulerLimits, *, pacer: StepPacer | None = None
     ) -> None:
         self.scheduler = Scheduler(limits, BlockHasher(b"b" * 32, BLOCK_SIZE))
         self._max_model_len = limits.max_model_len
@@ -52,7 +53,7 @@ class SteadyEngine:
             [RingReader(requests, self._bell)],
             [Outbox(RingWriter(deltas, self._bell), EPOCH)],
             EPOCH,
-            document_share=document_share,
+            pacer=pacer,
         )
         self._num_added = 0
         rng = np.random.default_rng(0)

@@ -117,6 +117,13 @@ class SchedulerConfig:
         kind="float",
         minimum=0.05,
     )
+    mixed_step_limit: float = option(
+        0.25,
+        "Longest, in seconds, that reading prompts may make a step in which answers stream, so that text "
+        "flows; three times what the answers take alone where that is more. 0 is no limit.",
+        kind="float",
+        minimum=0,
+    )
     async_scheduling: bool | None = option(
         None,
         "Decide the next step while the last one runs; the default is yes on a GPU and no on a CPU, where it "

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamserve.engine.executor.base import PendingStep, StepRunner
 from streamserve.engine.meter import StepMeter
 from streamserve.engine.outbox import Outbox
-from streamserve.engine.pacing import DocumentPacer
+from streamserve.engine.pacing import StepPacer
 from streamserve.engine.scheduler.output import StepMix, StepOutput
 from streamserve.engine.scheduler.scheduler import Scheduler
 from streamserve.engine.scheduler.states import Request
@@ -68,7 +68,7 @@ class EngineCore:
         inboxes: the request ring of each frontend.
         outboxes: the way back to each of them, in the same order.
         epoch: this engine start; frames of another one are dropped.
-        document_share: most of the time that reading long documents may take while others run.
+        pacer: how much of prompts is read while others decode; None for no limit.
         wall_clock_ns: ns since 1970, for deadlines.
     """
 
@@ -80,7 +80,7 @@ class EngineCore:
         outboxes: Sequence[Outbox],
         epoch: int,
         *,
-        document_share: float = 1.0,
+        pacer: StepPacer | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._scheduler = scheduler
@@ -93,7 +93,7 @@ class EngineCore:
         self._executed_ns = 0
         self._num_steps = 0
         self._meter = StepMeter()
-        self._pacer = DocumentPacer(document_share)
+        self._pacer = StepPacer() if pacer is None else pacer
 
     def step(self) -> bool:
         """Launches as many steps as may be in flight, and takes in the first of them. Hot.
@@ -116,11 +116,8 @@ class EngineCore:
         self._meter.record(
             step.mix.num_tokens, launched_ns - began_ns, executed_ns - launched_ns, settled_ns - executed_ns
         )
-        if step.mix.others_run:
-            # A step that was submitted behind another began when that one ended.
-            seconds = (executed_ns - max(step.submitted_ns, self._executed_ns)) / 1e9
-            mix = step.mix
-            self._pacer.record(seconds, mix.num_document_tokens, others_decode=mix.others_decode)
+        # A step that was submitted behind another began when that one ended.
+        self._pacer.record((executed_ns - max(step.submitted_ns, self._executed_ns)) / 1e9, step.mix)
         self._executed_ns = executed_ns
         return True
 
@@ -237,7 +234,7 @@ class EngineCore:
     def _launch(self) -> None:
         """Decides steps and hands them to the workers, until enough are in flight. Hot."""
         while len(self._in_flight) < self._executor.depth:
-            diff = self._scheduler.schedule(self._pacer.allowance())
+            diff = self._scheduler.schedule(self._pacer.pace())
             if diff is None:
                 return
             if begun := self._scheduler.take_begun():

@@ -24,6 +24,7 @@ from streamserve.engine.executor.inline import InlineExecutor
 from streamserve.engine.executor.overlapped import OverlappedExecutor
 from streamserve.engine.executor.threaded import ThreadedExecutor
 from streamserve.engine.outbox import Outbox
+from streamserve.engine.pacing import StepPacer
 from streamserve.engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from streamserve.errors import ConfigError
 from streamserve.hashing import BlockHasher
@@ -227,7 +228,7 @@ def serve(bootstrap: Bootstrap, ready: ReadyPipe) -> None:
         rings.inboxes,
         rings.outboxes,
         bootstrap.epoch,
-        document_share=config.scheduler.document_share,
+        pacer=StepPacer(config.scheduler.document_share, config.scheduler.mixed_step_limit),
     )
     loop = EngineLoop(core, rings)
     signal.signal(STOP_ORDER, loop.stop)

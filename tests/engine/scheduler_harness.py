@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from streamserve.engine.scheduler import Request, Scheduler, SchedulerLimits, StepOutput
+from streamserve.engine.scheduler.sharing import UNPACED
 from streamserve.engine.step import PromptLogprobs, StepDiff, StepResult
 from streamserve.hashing import BlockHasher
 from streamserve.messages import AddRequest, Finish, Logprobs
@@ -265,12 +266,12 @@ class Harness:
         diffs: every step that was scheduled.
         started: the streams that had a slot, in the order in which they got their first.
         now_ns: what time it is; `expire` sets it.
-        document_tokens: most tokens of documents in a step; None for no limit.
+        pace: of the next steps.
     """
 
     def __init__(self, limits: SchedulerLimits = LIMITS, policy: str = "fcfs", depth: int = 1) -> None:
         self.limits = limits
-        self.document_tokens: int | None = None
+        self.pace = UNPACED
         self._depth = depth
         self._in_flight: deque[StepResult] = deque()
         self.hasher = BlockHasher(b"s" * 32, limits.block_size)
@@ -380,7 +381,7 @@ class Harness:
 
     def _launch(self) -> bool:
         had_work = self.scheduler.has_work
-        diff = self.scheduler.schedule(self.document_tokens)
+        diff = self.scheduler.schedule(self.pace)
         self.scheduler.check_integrity()
         if not self._in_flight:
             assert (diff is not None) == had_work

@@ -119,7 +119,7 @@ class Blocked:
     def __getattr__(self, name):
         return getattr(self._scheduler, name)
 
-    def schedule(self, document_tokens=None):
+    def schedule(self, pace=None):
         return None
 
 

@@ -85,35 +85,35 @@ class Admission:
         return request is not None and self._find_room(request, self._spare_blocks()) is not None
 
     def admit(
-        self, budget: int, step: int, *, is_shared: bool, document_tokens: int | None = None
+        self, budget: int, left: int, step: int, *, is_shared: bool, document_tokens: int | None = None
     ) -> tuple[list[Join], list[int]]:
         """Admits requests to step `step`: the joins, and how many tokens each runs.
 
         Args:
-            budget: tokens of the step that are left.
+            budget: tokens of the step.
+            left: those of them that no running request has.
             step: its number.
             is_shared: a running request runs more than one token in it.
             document_tokens: most tokens for one that comes with a document, but for a first one; None for no
                 limit.
         """
-        whole = self._limits.max_num_batched_tokens
         joins: list[Join] = []
         counts: list[int] = []
-        if budget > 0 and self._has_seat() and len(self._queue):
+        if left > 0 and self._has_seat() and len(self._queue):
             self._queue.update()
             spare = self._spare_blocks()
-            while budget > 0 and self._has_seat() and (request := self._queue.peek()) is not None:
+            while left > 0 and self._has_seat() and (request := self._queue.peek()) is not None:
                 hits = self._find_room(request, spare)
                 if hits is None:
                     break
                 spare -= self._need(request, hits) + 1
                 is_followed = len(self._queue) > 1 and self._table.num_free > 1
-                most = newcomer_share(budget, whole, is_followed=is_followed, is_shared=is_shared)
+                most = newcomer_share(left, budget, is_followed=is_followed, is_shared=is_shared)
                 join, count = self._seat(request, hits, most, step, document_tokens)
                 is_shared |= count > 1
                 joins.append(join)
                 counts.append(count)
-                budget -= count
+                left -= count
         return joins, counts
 
     def _has_seat(self) -> bool:

@@ -34,15 +34,15 @@ class StepMix:
 
     Attributes:
         num_tokens: that run in it.
-        num_document_tokens: those of them by which documents are read.
-        others_run: somebody runs who reads no document.
-        others_decode: of those, nobody runs more than one token.
+        num_decodes: of requests that run just the one before the token that they get.
+        num_prompt_tokens: all others, but for documents'.
+        num_document_tokens: by which documents are read.
     """
 
     num_tokens: int
+    num_decodes: int
+    num_prompt_tokens: int
     num_document_tokens: int
-    others_run: bool
-    others_decode: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from streamserve.engine.scheduler.output import (
     StepOutput,
 )
 from streamserve.engine.scheduler.policy import make_queue
-from streamserve.engine.scheduler.sharing import pace_documents, share_budget
+from streamserve.engine.scheduler.sharing import UNPACED, Pace, pace_documents, share_budget
 from streamserve.engine.scheduler.states import Request, State
 from streamserve.engine.scheduler.table import Counts, RequestTable, Slots
 from streamserve.engine.step import Join, StepDiff, StepResult
@@ -77,7 +77,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._num_expired = 0
         self._num_sampled = 0
-        self.mix = StepMix(0, 0, False, False)
+        self.mix = StepMix(0, 0, 0, 0)
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None
         self._step = 0
@@ -146,38 +146,37 @@ class Scheduler:
         self._num_expired += len(expired)
         return expired
 
-    def schedule(self, document_tokens: int | None = None) -> StepDiff | None:
+    def schedule(self, pace: Pace = UNPACED) -> StepDiff | None:
         """Decides the next step; None when there is nothing to run, or nothing before a step is settled.
 
         When the step is the last one again, this costs a few vector operations, and Python only for the
         requests that need a block.
 
         Args:
-            document_tokens: most tokens by which documents are read if others run too, but for the first one
-                of a document that comes in; None for no limit.
+            pace: how much may be read beside others, but for the first token of who comes in.
         """
         last = self._last
         unchanged = last is not None and last.repeats > 0 and last.version == self._table.version
         if last is not None and unchanged and self._growth.grow_decodes():
             slots, counts = last.slots, None
-            num_running_tokens = len(slots)
+            num_running_tokens = num_decodes = len(slots)
         else:
             last = None
-            forward = self._bring_forward(document_tokens)
+            forward = self._bring_forward(pace)
             if forward is None:
                 return None
             slots, counts = forward
-            num_running_tokens = int(counts.sum())
+            num_running_tokens, num_decodes = int(counts.sum()), int(np.count_nonzero(counts == 1))
         joins: list[Join] = []
         join_counts: list[int] = []
         if not self._growth.was_short:
-            budget = self._limits.max_num_batched_tokens - num_running_tokens
-            is_shared = counts is not None and bool((counts > 1).any())
+            budget = pace.budget(self._limits.max_num_batched_tokens, num_decodes)
             joins, join_counts = self._admission.admit(
                 budget,
+                budget - num_running_tokens,
                 self._step + 1,
-                is_shared=is_shared,
-                document_tokens=document_tokens if len(slots) else None,
+                is_shared=num_running_tokens > len(slots),
+                document_tokens=pace.document_tokens if len(slots) else None,
             )
         if last is not None and not joins:
             return self._repeat(last)
@@ -260,7 +259,7 @@ class Scheduler:
         assert len(self._requests) == len(queued) + len(running)
         assert self._flights or (self._table.num_tokens < self._table.stops.limit)[self._table.order].all()
 
-    def _bring_forward(self, document_tokens: int | None) -> tuple[Slots, Counts] | None:
+    def _bring_forward(self, pace: Pace) -> tuple[Slots, Counts] | None:
         """The running requests and how many tokens each of them runs, after those who had to give way.
 
         Those that decode run one, the others what the budget has for them
@@ -276,9 +275,10 @@ class Scheduler:
         documents = table.is_document[slots] & (counts > 1)
         if limits.long_prefill_token_threshold:
             counts = np.minimum(counts, limits.long_prefill_token_threshold)
-        counts = share_budget(counts, limits.max_num_batched_tokens, keeps_seat=self._admission.is_open)
-        if document_tokens is not None:
-            counts = pace_documents(counts, documents, document_tokens)
+        budget = pace.budget(limits.max_num_batched_tokens, int(np.count_nonzero(counts == 1)))
+        if pace.document_tokens is not None:
+            counts = pace_documents(counts, documents, pace.document_tokens)
+        counts = share_budget(counts, budget, keeps_seat=self._admission.is_open)
         grown = self._growth.grow(slots, counts, may_preempt=not self._flights)
         if grown is None:
             return None
@@ -286,7 +286,7 @@ class Scheduler:
         runs = counts > 0
         if len(slots) and not runs.any():
             # All that were to run had to give way, to some that were not: the step is for these now.
-            return self._bring_forward(document_tokens)
+            return self._bring_forward(pace)
         return grown if runs.all() else (slots[runs], counts[runs])
 
     def _launch(
@@ -335,13 +335,15 @@ class Scheduler:
         )
 
     def _mix(self, slots: Slots, counts: Counts, samples: npt.NDArray[np.bool_]) -> StepMix:
-        documents = self._table.is_document[slots] & ~(samples & (counts == 1))
-        others = counts[~documents]
+        decodes = samples & (counts == 1)
+        documents = self._table.is_document[slots] & ~decodes
+        num_tokens, num_decodes = int(counts.sum()), int(np.count_nonzero(decodes))
+        num_document_tokens = int(counts[documents].sum())
         return StepMix(
-            num_tokens=int(counts.sum()),
-            num_document_tokens=int(counts[documents].sum()),
-            others_run=bool(len(others)),
-            others_decode=bool((others == 1).all()),
+            num_tokens=num_tokens,
+            num_decodes=num_decodes,
+            num_prompt_tokens=num_tokens - num_decodes - num_document_tokens,
+            num_document_tokens=num_document_tokens,
         )
 
     def _repeat(self, last: Flight) -> StepDiff:

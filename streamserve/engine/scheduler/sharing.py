@@ -19,6 +19,8 @@ a request has so far for a few tokens more costs the step nearly as much as to l
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,14 +30,38 @@ from streamserve.engine.scheduler.table import Counts
 LEAST_PIECE = 64
 
 
+class Pace(NamedTuple):
+    """How much a step may read beside others.
+
+    Attributes:
+        prompt_tokens: most tokens by which all are brought forward who do not decode, if anybody decodes in
+            the step; None for no limit but the budget.
+        document_tokens: most tokens of those by which documents are read if anybody else runs; None for no
+            limit.
+    """
+
+    prompt_tokens: int | None = None
+    document_tokens: int | None = None
+
+    def budget(self, most: int, num_decodes: int) -> int:
+        """Tokens of a step of at most `most` in which so many requests decode."""
+        if self.prompt_tokens is None or num_decodes == 0:
+            return most
+        return min(most, num_decodes + self.prompt_tokens)
+
+
+UNPACED = Pace()
+
+
 def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
     """How many tokens each running request runs, all together at most `budget`.
 
-    At least one for each that wants just one, and for the longest running of the others.
+    At least one for each that wants just one, and for the longest running of those that want more, if the
+    budget has any for them.
 
     Args:
-        wanted: int64[n], tokens that each has to run, at least one; longest running first; n <= `budget`.
-        budget: tokens of the step.
+        wanted: int64[n], tokens that each has to run; longest running first. 0 is nobody's turn.
+        budget: tokens of the step; no less than there are that want just one.
         keeps_seat: somebody waits who could come in. If the budget has more than n tokens, one at least is
             left over for that.
     """
@@ -43,7 +69,10 @@ def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
     if len(reading) == 0:
         return wanted
     counts = wanted.copy()
-    rest = budget - (len(wanted) - len(reading))
+    rest = budget - int(np.count_nonzero(wanted == 1))
+    if rest == 0:
+        counts[reading] = 0
+        return counts
     num_others = len(reading) - 1 + keeps_seat
     if num_others == 0:
         counts[reading[0]] = min(int(wanted[reading[0]]), rest)
@@ -63,14 +92,14 @@ def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
 
 
 def pace_documents(counts: Counts, documents: npt.NDArray[np.bool_], most: int) -> Counts:
-    """Cuts what documents run to `most` tokens together, the longest running first; some may get none.
+    """Cuts what documents want to `most` tokens together, the longest running first; some may get none.
 
     Nothing is cut when only documents would run.
 
     Args:
-        counts: int64[n], tokens that each running request would run.
+        counts: int64[n], tokens that each running request wants to run.
         documents: bool[n], which of them read a document.
-        most: see `streamserve.engine.pacing`.
+        most: see `Pace`.
     """
     (rows,) = documents.nonzero()
     if len(rows) == 0 or not counts[~documents].any():

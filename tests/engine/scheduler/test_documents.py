@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_harness import Harness, limits, prompt
 
-from streamserve.engine.scheduler.sharing import pace_documents
+from streamserve.engine.scheduler.sharing import Pace, pace_documents
 
 SIZES = limits(max_num_seqs=8, max_num_batched_tokens=64, num_blocks=1024, max_model_len=2048, block_size=16)
 assert SIZES.document_tokens == 256
@@ -37,13 +37,13 @@ def test_a_document_beside_decodes_reads_as_much_as_it_may():
     harness = beside_decodes()
     long = harness.add(document(1), max_tokens=2, ignore_eos=True)
     for most in (5, 0, 20, 1, 0):
-        harness.document_tokens = most
+        harness.pace = Pace(document_tokens=most)
         harness.step()
         # It comes in all the same, or it would hold up the queue.
         assert ran(harness, long) == max(most, 1 if len(harness.diffs) == 2 else 0)
         assert harness.scheduler.mix.num_document_tokens == ran(harness, long)
-        assert harness.scheduler.mix.others_decode
-    harness.document_tokens = None
+        assert harness.scheduler.mix.num_prompt_tokens == 0
+    harness.pace = Pace(document_tokens=None)
     harness.step()
     assert ran(harness, long) == 64 - 3
 
@@ -51,19 +51,19 @@ def test_a_document_beside_decodes_reads_as_much_as_it_may():
 def test_a_lone_document_is_not_paced():
     harness = Harness(SIZES)
     long = harness.add(document(1), max_tokens=2, ignore_eos=True)
-    harness.document_tokens = 0
+    harness.pace = Pace(document_tokens=0)
     harness.step()
     assert ran(harness, long) == 64
-    assert not harness.scheduler.mix.others_run
+    assert harness.scheduler.mix.num_document_tokens == harness.scheduler.mix.num_tokens
 
 
 def test_a_short_prompt_is_not_paced():
     harness = beside_decodes()
     short = harness.add(document(1)[:200], max_tokens=2, ignore_eos=True)
-    harness.document_tokens = 0
+    harness.pace = Pace(document_tokens=0)
     harness.step()
     assert ran(harness, short) == 64 - 3
-    assert not harness.scheduler.mix.others_decode
+    assert harness.scheduler.mix.num_prompt_tokens == 64 - 3
 
 
 def test_once_read_a_document_decodes_like_anybody():
@@ -71,7 +71,7 @@ def test_once_read_a_document_decodes_like_anybody():
     long = harness.add(document(1), max_tokens=50, ignore_eos=True)
     while not harness.streams[long].tokens:
         harness.step()
-    harness.document_tokens = 0
+    harness.pace = Pace(document_tokens=0)
     for _ in range(5):
         harness.step()
     assert len(harness.streams[long].tokens) == 6
@@ -83,7 +83,7 @@ def test_when_those_beside_a_paced_document_give_way_it_goes_on():
     harness = Harness(limits(num_blocks=20, block_size=4, max_model_len=80, max_num_batched_tokens=8))
     read = harness.add(prompt(60, 1), max_tokens=2, ignore_eos=True)
     harness.step()
-    harness.document_tokens = 0
+    harness.pace = Pace(document_tokens=0)
     harness.add(prompt(4, 2), max_tokens=70, ignore_eos=True)
     while not harness.scheduler.statistics().preemptions:
         assert harness.step() is not None
@@ -98,7 +98,7 @@ def test_a_paced_document_gives_way_when_memory_is_short():
     for seed in range(2):
         harness.add(prompt(4, seed), max_tokens=60, ignore_eos=True)
     harness.step()
-    harness.document_tokens = 0
+    harness.pace = Pace(document_tokens=0)
     harness.add(prompt(70, 9), max_tokens=10, ignore_eos=True)
     harness.run()
     harness.check()

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler_harness import EOS, FakeWorker, Harness, Row, alone, prompt
 
 from streamserve.engine.scheduler import SchedulerLimits
+from streamserve.engine.scheduler.sharing import Pace
 from streamserve.engine.step import StepDiff
 from streamserve.errors import RequestFailed
 from streamserve.sampling import SamplingParams
@@ -179,9 +180,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for stream in live:
                 stream.aborted = True
 
-    @rule(most=st.sampled_from([None, 0, 1, 3]))
-    def pace_documents(self, most):
-        self.harness.document_tokens = most
+    @rule(prompts=st.sampled_from([None, 0, 1, 3, 20]), documents=st.sampled_from([None, 0, 1, 3]))
+    def pace(self, prompts, documents):
+        self.harness.pace = Pace(prompts, documents)
 
     @rule()
     def reset_prefix_cache(self):
