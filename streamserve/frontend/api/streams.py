@@ -18,7 +18,7 @@ from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.registry import Record
 from streamserve.frontend.resume.errors import not_found
 
-# Who comes back wants to know at once that the stream is there. So long takes what another frontend holds of it.
+# Who comes back wants to know at once that the stream is there; another frontend takes so long to give of it.
 RETURN_PATIENCE_S = 0.05
 
 SHOW, CANCEL, LIST = "streams.show", "streams.cancel", "streams.list"
