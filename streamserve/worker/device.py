@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from streamserve.errors import ConfigError
-from streamserve.worker.host_memory import available_bytes
+from streamserve.host_memory import available_bytes
 
 # Where it does not begin one, each head of a KV cache takes a line more than it must.
 _CACHE_LINE = 64
