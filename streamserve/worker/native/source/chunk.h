@@ -44,8 +44,9 @@ void attend_packed(const Step<T>& step, const Part& part, int first, int key, in
   scores_of_packed<Rows, kTile>(&scratch.rows[first * padded], step.head_dim, padded, scratch.keys.data(), scores);
   for (int row = 0; row < Rows; ++row) {
     RowState& state = scratch.states[first + row];
-    const int seen = whole_vectors(end);
-    const float factor = soften(scores + row * kTile, seen, std::min(begins[row], seen), ends[row], step.soft_cap, state);
+    // What lies behind all rows' ends is not weighed.
+    const int count_seen = whole_vectors(end), first_seen = std::min(begins[row], count_seen);
+    const float factor = soften(scores + row * kTile, count_seen, first_seen, ends[row], step.soft_cap, state);
     multiply(sums + row * padded, padded, factor);
   }
   const auto value = [&](int j) { return &scratch.values[j * padded]; };
