@@ -21,6 +21,16 @@ FROM build AS build-cpu
 RUN scripts/setup_env.sh serve
 
 # PyTorch of PyPI brings CUDA's libraries and Triton; of the host nothing but the driver is needed.
+# The server's user has no compiler. What is compiled runs on any processor that PyTorch runs on.
+FROM build-cpu AS kernels-cpu
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY streamserve streamserve
+RUN ln -s /opt/venvs/*/ .venv \
+    && PYTHONPATH=/app .venv/bin/python -m streamserve.worker.native
+
 FROM build AS build-cuda
 RUN STREAMSERVE_TORCH=torch scripts/setup_env.sh serve
 
@@ -73,6 +83,7 @@ USER 10001:10001
 
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/venvs /opt/venvs
+COPY --from=kernels-cpu /app/streamserve/worker/native/built streamserve/worker/native/built
 RUN ln -s /opt/venvs/*/ .venv \
     && .venv/bin/python -c "import streamserve.supervisor, streamserve.frontend.process, streamserve.worker.worker"
 USER 10001:10001

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import sys
 from typing import Any
 
@@ -15,6 +16,10 @@ from streamserve.errors import ConfigError, StreamserveError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 COMPLETE_MAX_TOKENS = 256
+
+# Descriptors that a server has open with nobody connected, with some to spare; and for each more frontend.
+_LEAST_DESCRIPTORS = 96
+_FRONTEND_DESCRIPTORS = 16
 
 _INTERRUPTED = 130
 
@@ -135,7 +140,20 @@ def _serve(arguments: argparse.Namespace) -> int:
     from streamserve.supervisor import serve
 
     _open_missing_streams()
-    return serve(config.load(arguments))
+    loaded = config.load(arguments)
+    _check_descriptors(loaded.server.api_workers)
+    return serve(loaded)
+
+
+def _check_descriptors(num_frontends: int) -> None:
+    # Of two limits the server raises the lower one to the other by itself.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _LEAST_DESCRIPTORS + _FRONTEND_DESCRIPTORS * (num_frontends - 1)
+    if most != resource.RLIM_INFINITY and most < least:
+        raise ConfigError(
+            f"a process may have {most} files open here, and the server needs {least}, and one more for each "
+            "connection: raise the limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of docker)"
+        )
 
 
 def _open_missing_streams() -> None:

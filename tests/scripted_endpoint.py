@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from starlette.routing import WebSocketRoute
 from streamserve.errors import BodyTooLarge, InvalidRequest
 from streamserve.frontend.api.body import BodyLimit
 from streamserve.frontend.api.endpoint import Call
+from streamserve.frontend.api.structure import MAX_VALUES
 from streamserve.frontend.registry import Registry
 from streamserve.frontend.resume.store import StreamStore
 from streamserve.frontend.websocket_protocol import StreamSocketProtocol
@@ -151,11 +153,14 @@ async def socket_server(
     """Serves `make_app(service, endpoint)`, an ASGI application for WebSockets, at `path`."""
     endpoint = ScriptedEndpoint(Registry())
     endpoint.gate.set()
+    threads = ThreadPoolExecutor(1)
     service = SimpleNamespace(
         registry=endpoint.registry,
         kept=StreamStore(metrics=endpoint.registry.metrics),
         draining=asyncio.Event(),
-        body_limit=lambda: BodyLimit(useful_bytes, BodyTooLarge("The request body is too long.")),
+        body_limit=lambda: BodyLimit(
+            useful_bytes, BodyTooLarge("The request body is too long."), MAX_VALUES, threads
+        ),
     )
     app = Starlette(routes=[WebSocketRoute(path, make_app(service, endpoint))])
     settings = uvicorn.Config(
@@ -176,6 +181,7 @@ async def socket_server(
         async with asyncio.timeout(WAIT_S):
             while not server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
                 await asyncio.sleep(0)
-        yield SocketServer(f"ws://127.0.0.1:{listener.getsockname()[1]}", endpoint, service, server)
+        with threads:
+            yield SocketServer(f"ws://127.0.0.1:{listener.getsockname()[1]}", endpoint, service, server)
         service.draining.set()
         server.should_exit = True

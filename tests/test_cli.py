@@ -117,3 +117,13 @@ def test_the_clients_load_neither_torch_nor_numpy() -> None:
         "print([name for name in ('torch', 'numpy', 'starlette') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("limit", [6, 20, 60])
+def test_too_few_descriptors_are_a_sentence(limit: int) -> None:
+    command = f"ulimit -n {limit}; exec {sys.executable} -m streamserve serve nowhere --port=0"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"streamserve: error: a process may have {limit} files open here")
+    assert "LimitNOFILE=" in line

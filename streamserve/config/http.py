@@ -57,7 +57,10 @@ class ServerConfig:
         minimum=1,
     )
     sse_ping_interval: float = option(
-        15.0, "Seconds of silence after which a stream carries a comment line.", kind="float", minimum=0.1
+        15.0,
+        "Seconds of silence after which a stream carries a comment line; one that waits begins with it.",
+        kind="float",
+        minimum=0.1,
     )
     ws_ping_interval: float = option(
         20.0, "Seconds between two pings on a WebSocket.", kind="float", minimum=0.1

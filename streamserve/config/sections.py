@@ -145,10 +145,11 @@ class WorkerConfig:
     )
     attention_backend: str = option(
         "auto",
-        "What computes attention: plain torch, kernels in Triton, or the flash-attn package. auto takes the "
-        "fastest that works here and says in the log what was in the way of others.",
+        "What computes attention: native kernels for a CPU, which a C++ compiler compiles at the first "
+        "start, plain torch, kernels in Triton, or the flash-attn package. auto takes the fastest that works "
+        "here and says in the log what was in the way of others.",
         kind="str",
-        choices=("auto", "torch", "triton", "flash_attn"),
+        choices=("auto", "cpu", "torch", "triton", "flash_attn"),
     )
     compile: str = option(
         "none",

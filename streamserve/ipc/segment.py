@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from streamserve.errors import ConfigError
+from streamserve.host_memory import available_bytes
 
 
 class Segment:
@@ -84,9 +84,12 @@ class Segment:
 def _reserve(fd: int, name: str, size: int) -> None:
     """Gives `fd` its memory, so that a later store cannot raise SIGBUS."""
     # Linux rather kills a process than refuse memory for a memfd, so ask first.
-    available = _available_bytes()
-    if available is not None and size > available:
-        raise ConfigError(f"{name} needs {size} bytes of shared memory, only {available} are available")
+    available = available_bytes()
+    if size > available:
+        raise ConfigError(
+            f"{name} needs {size} bytes of shared memory, only {available} are available; free memory or "
+            "raise the limit of this container"
+        )
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
@@ -94,15 +97,3 @@ def _reserve(fd: int, name: str, size: int) -> None:
             f"cannot reserve {size} bytes of shared memory for {name}: {error.strerror}; free memory or "
             "raise the limit of this container"
         ) from error
-
-
-def _available_bytes() -> int | None:
-    """Memory that Linux could hand out without swapping, or None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from streamserve.worker.control_groups import group_folders
+from streamserve.control_groups import group_folders
 
 
 def usable_cores(root: Path = Path("/")) -> int:

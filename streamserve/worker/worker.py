@@ -34,7 +34,9 @@ from streamserve.worker.memory_profile import MemoryProfile
 from streamserve.worker.models.config import DecoderConfig, read_decoder_config
 from streamserve.worker.models.llama import LlamaModel
 from streamserve.worker.models.model import Model
+from streamserve.worker.models.operations import NativeOperations
 from streamserve.worker.models.registry import build_model
+from streamserve.worker.native.operators import native_operators
 from streamserve.worker.numbers import graph_numbers, link_numbers, memory_numbers
 from streamserve.worker.runner import LaunchedStep, ModelRunner
 from streamserve.worker.sampler import Sampler
@@ -86,6 +88,8 @@ class Worker:
         is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
         profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)
         model, weights_bytes = self._compiled(config, dtype, device, progress)
+        if choice.name == "cpu" and isinstance(model, LlamaModel):
+            model.use(NativeOperations(native_operators()))
         if profile is not None:
             profile.weights_loaded()
         columns, batch = self._batch(config, max_model_len, device)
@@ -226,9 +230,11 @@ def _choose_attention(
     wants_full = requested_mode(spec, device).decode is RuntimeMode.FULL
     if spec.attention_backend == "auto" and device.type == "cpu" and wants_full:
         reason = "attention backend: padded torch, since graphs are emulated"
-        choice = AttentionChoice("padded torch", reason, lambda cache, *_: TorchPaddedAttention(cache))
+        choice = AttentionChoice(
+            "torch", "padded torch", reason, lambda cache, *_: TorchPaddedAttention(cache)
+        )
     else:
-        facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size)
+        facts = find_attention_facts(device, dtype, config.head_dim, spec.block_size, spec.attention_backend)
         choice = choose_attention_backend(spec.attention_backend, facts)
         if choice.label == "Triton" and device.type == "cpu" and wants_full:
             raise ConfigError(

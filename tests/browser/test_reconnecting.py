@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
 import pytest
-from browser_chat import Chat, violations
+from browser_chat import Chat, events, violations
 from cut_proxy import CutProxy, cut_proxy
 from server import load
 
@@ -51,6 +52,13 @@ def ask(chat: Chat, proxy: CutProxy, num_chars: int = 60) -> None:
     chat.say(QUESTION)
     chat.until_written(num_chars)
     assert chat.page.locator("[aria-busy=true]").count() == 1
+
+
+def num_expired(server: Any) -> float:
+    """Streams for which nobody has come back in time."""
+    text = httpx.get(f"{server.url}/metrics", timeout=300).text
+    (found,) = re.findall(r"^streamserve:streams_expired_total.* ([0-9.e+]+)$", text, re.MULTILINE)
+    return float(found)
 
 
 def streams_asked_for(page: Any) -> list[str]:
@@ -155,6 +163,69 @@ def test_a_request_whose_answer_never_came_is_not_made_twice(far, tiny_server, w
     assert far.stored_answers == [whole]
     assert len(posted) == (1 if arrived else 2)
     assert asked == [f"GET {far.url}/v1/streams/chatcmpl-{posted[0]}"]
+
+
+def test_a_request_that_arrives_after_it_was_stopped_does_not_run(far, tiny_server):
+    held: list[Any] = []
+
+    def hold(route):
+        held.append(route)
+
+    far.endless()
+    far.set(Max_tokens="")
+    far.page.route("**/v1/chat/completions", hold)
+    answered = []
+    far.page.on(
+        "response",
+        lambda answer: answered.append(answer.status) if answer.request.method == "DELETE" else None,
+    )
+    expired = num_expired(tiny_server)
+    far.say(QUESTION)
+    far.wait(lambda: held, "it is asked")
+    far.page.get_by_role("button", name="Stop").click()
+    far.notice("Stopped.").wait_for()
+    far.wait(lambda: answered == [404], "it is not there")
+    # As a proxy does that had it.
+    request = held[0].request
+    headers = {name: request.headers[name] for name in ("x-request-id", "x-stream-resume")}
+    url = f"{tiny_server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=request.post_data_json, headers=headers, timeout=300) as response:
+        next(response.iter_raw())
+    far.wait(lambda: answered[-1] == 200, "it is ended")
+    far.wait(lambda: load(tiny_server)["running"] == 0, "the request is gone")
+    assert num_expired(tiny_server) == expired
+
+
+def test_a_way_back_that_says_nothing_is_given_up(far, proxy, whole):
+    ask(far, proxy)
+    far.page.clock.install()
+    silent: list[Any] = []
+
+    def say_nothing(route):
+        silent.append(route)
+
+    far.page.route("**/v1/streams/*", say_nothing)
+    proxy.cut()
+    proxy.reopen()
+    proxy.is_slow = False
+    # Until it has asked, and then for long enough.
+    while not silent:
+        far.page.clock.run_for(500)
+    far.page.unroute_all()
+    far.page.clock.run_for(21_000)
+    far.page.clock.resume()
+    far.until_answered()
+    assert far.stored_answers == [whole]
+
+
+def test_an_answer_that_has_waited_may_be_refused(chat):
+    busy = {"message": "Not now.", "code": "queue_time_exceeded", "status": 503, "retry_after": 3}
+    refused = f": ping\n\ndata: {json.dumps({'error': busy})}\n\n".encode()
+    chat.script(refused, events("Here."))
+    chat.say(QUESTION)
+    chat.notice("The server is busy").wait_for()
+    chat.until_answered()
+    assert chat.answers == ["Here."]
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "stream_not_found"), (410, "events_gone")])

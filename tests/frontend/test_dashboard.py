@@ -119,6 +119,11 @@ def test_the_dashboard_shows_what_an_operator_looks_for() -> None:
         "process_resident_memory_bytes",
         "streamserve:graph_steps_total",
         "streamserve:frontend_restarts_total",
+        "streamserve:streams_detached",
+        "streamserve:streams_resumed_total",
+        "streamserve:streams_expired_total",
+        "streamserve:streams_not_kept_total",
+        "streamserve:resume_buffer_bytes",
     ):
         assert name in asked, name
 

@@ -21,6 +21,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
+from streamserve.frontend import farewell
 from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.websocket import StreamSocket
 
@@ -180,7 +181,8 @@ class TestSlowReaders:
             await asyncio.wait_for(answer.is_closed.wait(), WAIT_S)
         assert caplog.text == ""
 
-    async def test_a_closed_connection_does_not_linger(self) -> None:
+    async def test_a_closed_connection_does_not_linger(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(farewell, "MAX_SILENCE_S", 0.3)
         async with socket_server(streams) as server, raw_client(server) as rude:
             rude.protocol.send_binary(b"x")
             rude.flush()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamserve.errors import ConfigError
+from streamserve.host_memory import available_bytes
+from streamserve.ipc import segment as segments
 from streamserve.ipc.segment import Segment
 
 
@@ -37,6 +40,25 @@ def test_memory_is_reserved_at_creation() -> None:
 def test_more_than_the_machine_has_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"test-huge needs \d+ bytes"):
         Segment.create("test-huge", 1 << 50)
+
+
+def test_more_than_the_container_may_have_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "sys/fs/cgroup/pod"
+    for path, text in (
+        (tmp_path / "proc/meminfo", "MemAvailable: 8000000 kB\n"),
+        (tmp_path / "proc/self/cgroup", "0::/pod\n"),
+        (group / "memory.max", "1000000\n"),
+        (group / "memory.current", "400000\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(segments, "available_bytes", partial(available_bytes, tmp_path))
+    Segment.create("test-fits", 500_000).close()
+    # Linux would have given this much, and killed whoever wrote to it.
+    with pytest.raises(ConfigError, match=r"only 600000 are available; .* raise the limit of this container"):
+        Segment.create("test-large", 700_000)
 
 
 def test_a_refused_reservation_is_a_config_error() -> None:

@@ -86,13 +86,18 @@ export class HttpTransport {
    */
   async *#read(reader, place, life) {
     const decoder = new EventDecoder();
+    let isFirst = place.numEvents === 0;
     try {
       for (;;) {
         const next = network(reader.read(), "the connection broke");
         const { done, value } = await life.during(next, this.#settings.timeouts.idle, silence);
         if (done) return;
         for (const { id, data } of decoder.decode(value)) {
-          if (place.takes(id)) yield data === DONE ? null : parseObject(data);
+          if (!place.takes(id)) continue;
+          const chunk = data === DONE ? null : parseObject(data);
+          if (isFirst) checkFirst(chunk, place);
+          isFirst = false;
+          yield chunk;
         }
       }
     } finally {
@@ -203,6 +208,20 @@ async function errorOf(response, life) {
   if (response.redirected) error = `${response.url}, to which the server redirects, answered ${response.status}`;
   const retryAfter = parseRetryAfter(response.headers.get("Retry-After"));
   return apiError(error, { status: response.status, retryAfter, requestId: response.headers.get("X-Request-Id") });
+}
+
+/**
+ * Throws where the first event of a stream says that this, which had to wait for it, has come to nothing: what the answer
+ * would have been, had its headers not been on their way.
+ *
+ * @param {any} event @param {Place} place
+ */
+function checkFirst(event, place) {
+  const status = event?.error?.status;
+  if (typeof status !== "number") return;
+  place.refused();
+  const { retry_after: seconds = null } = event.error;
+  throw apiError(event.error, { status, retryAfter: parseRetryAfter(seconds === null ? null : String(seconds)) });
 }
 
 /** The JSON object in `text`. Hot: once a chunk. @param {string} text @returns {any} */

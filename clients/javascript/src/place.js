@@ -95,6 +95,12 @@ export class Place {
     return isNew;
   }
 
+  /** The server says that the stream, whose first event it was waiting for, has come to nothing. */
+  refused() {
+    this.isAttached = false;
+    this.forget();
+  }
+
   /** The server says that it does not give more of a stream that it keeps on this connection. */
   leftAlone() {
     if (this.#isNamed) this.isAttached = false;

@@ -139,3 +139,32 @@ test("a server that keeps no streams", async (t) => {
   await assert.rejects(stream.result(), { name: "StreamInterrupted", partialText: "Hel" });
   assert.deepEqual(methods(requests), ["POST"]);
 });
+
+/** A stream that had to wait for its first event, and has come to nothing. */
+function late(error) {
+  return (response) => {
+    begin(response);
+    response.end(`: ping\n\n${event({ error: { message: "too late", type: "server_error", param: null, code: "x", ...error } })}`);
+  };
+}
+
+test("a refusal after a wait is one", async (t) => {
+  const { stream, requests, delays } = await reading(t, [late({ status: 503, retry_after: 7 }), part(0)]);
+  assert.deepEqual(await collect(stream), CHUNKS);
+  assert.deepEqual(methods(requests), ["POST", "POST"]);
+  assert.deepEqual(delays, [7500]);
+});
+
+for (const status of [400, 500]) {
+  test(`an error ${status} after a wait has its status`, async (t) => {
+    const { stream, requests } = await reading(t, [late({ status })]);
+    await assert.rejects(collect(stream), { status, code: "x" });
+    assert.deepEqual(methods(requests), ["POST"]);
+  });
+}
+
+test("a refusal after coming back and a wait is one", async (t) => {
+  const { stream, requests } = await reading(t, [dropped, late({ status: 503, retry_after: 1 }), part(0)]);
+  assert.deepEqual(await collect(stream), CHUNKS);
+  assert.deepEqual(methods(requests), ["POST", "GET", "POST"]);
+});

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from starlette.types import Receive
 
 from streamserve.errors import InvalidRequest, RequestError
 from streamserve.frontend.api.problems import RequestTimeout
+from streamserve.frontend.api.structure import MAX_VALUES, SMALL_BYTES, check_structure
 
-MAX_DEPTH = 100
 LARGE_BYTES = 1 << 20
 BODY_TIMEOUT_S = 120.0
 
@@ -34,10 +35,20 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """How long a body may be, what to say of a longer one, and how long it may take to arrive."""
+    """What a body may be.
+
+    Attributes:
+        max_bytes: how long.
+        error: what to say of a longer one.
+        max_values: how rich (streamserve.frontend.api.structure).
+        threads: where that is looked at.
+        timeout_s: how long it may take to arrive.
+    """
 
     max_bytes: int
     error: RequestError
+    max_values: int
+    threads: Executor
     timeout_s: float = BODY_TIMEOUT_S
 
 
@@ -45,7 +56,7 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
     """The JSON object in the body.
 
     Raises:
-        InvalidRequest: not JSON, not UTF-8, not an object, nested too deeply, or another content type.
+        InvalidRequest: not JSON, not UTF-8, no object, too rich, nested too deeply, or another content type.
         RequestError: it is over the limit.
         RequestTimeout: it did not arrive in time.
         ClientDisconnect: the client went away.
@@ -61,7 +72,7 @@ async def read_json(headers: Headers, receive: Receive, limit: BodyLimit) -> Bod
             body = await _read(receive, limit)
     except TimeoutError:
         raise RequestTimeout("The request body took too long to arrive.") from None
-    return Body(parse_object(body), len(body))
+    return Body(await checked_object(body, limit), len(body))
 
 
 def is_json(content_type: str) -> bool:
@@ -90,22 +101,42 @@ async def _read(receive: Receive, limit: BodyLimit) -> bytes:
             return b"".join(chunks)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`.
+async def checked_object(text: bytes, limit: BodyLimit) -> dict[str, Any]:
+    """The JSON object in a text of any size.
 
     Raises:
-        InvalidRequest: it is none, or nested more than MAX_DEPTH deep.
+        InvalidRequest: it is none, too rich, or nested too deeply.
+    """
+    if len(text) <= SMALL_BYTES:
+        return small_object(text)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(limit.threads, check_structure, text, limit.max_values)
+    return parse_object(text)
+
+
+def small_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in a text of at most SMALL_BYTES.
+
+    Raises:
+        InvalidRequest: it is none, or nested too deeply.
+    """
+    check_structure(text, MAX_VALUES)
+    return parse_object(text)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """The JSON object in a text whose structure was looked at.
+
+    Raises:
+        InvalidRequest: it is none.
     """
     try:
-        data = _loads(body)
+        data = _loads(text)
     except orjson.JSONDecodeError as error:
         # The error's text names a place and a rule but quotes nothing of a body in some unknown encoding.
         raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}.") from None
     if not isinstance(data, dict):
         raise InvalidRequest("The request body must be a JSON object.")
-    # Only a body with that many brackets can be that deep; nearly none has, and the walk is saved.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(data, MAX_DEPTH):
-        raise InvalidRequest(f"The request body is nested more than {MAX_DEPTH} levels deep.")
     return data
 
 
@@ -122,18 +153,3 @@ def _loads(body: bytes) -> Any:
         return orjson.loads(body)
     finally:
         gc.enable()
-
-
-def _is_deeper(data: Any, limit: int) -> bool:
-    """Whether containers in `data` are nested more than `limit` deep. Not recursive itself."""
-    level = [data]
-    for _ in range(limit):
-        level = [
-            child
-            for container in level
-            for child in (container.values() if type(container) is dict else container)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return False
-    return True

@@ -62,7 +62,7 @@ class Dashboard:
         """A snapshot at once, then one a second, until the client leaves or the server drains."""
         service = self._service
         batches = self._batches()
-        first = await first_batch(http.receive, batches)
+        first = await first_batch(http.receive, batches, service.ping_interval_s)
         return EventStream(
             first,
             batches,

@@ -22,7 +22,10 @@ def document(body: Any, status: int = 200) -> Response:
 
 
 class HttpTransport:
-    """Serves an endpoint to HTTP requests. Until the first output, an error is an ordinary response.
+    """Serves an endpoint to HTTP requests.
+
+    Until the first output, an error is an ordinary response. A stream that has to wait for that longer than
+    it is ever silent begins without it, so that clients and proxies know a queue from a lost connection.
 
     Args:
         service: limits on bodies and streams.
@@ -51,9 +54,9 @@ class HttpTransport:
             names_events = self._endpoint.names_events
             reading = self._resumption.begin(answer, call, names_events=names_events)
             if reading is not None:
-                return await self._resumption.respond(http.receive, reading)
+                return await self._resumption.respond(http.receive, reading, service.ping_interval_s)
         batches = answer.batches()
-        first = await first_batch(http.receive, batches)
+        first = await first_batch(http.receive, batches, service.ping_interval_s)
         return EventStream(
             first,
             batches,

@@ -50,6 +50,18 @@ class Problem:
         """The error object."""
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
+    @property
+    def retry_after_s(self) -> int | None:
+        """After how many seconds another try makes sense, if the error says so."""
+        return next((int(value) for name, value in self.headers if name == "Retry-After"), None)
+
+    @property
+    def full_error(self) -> dict[str, Any]:
+        """The error object, with what status line and headers say where there are some."""
+        retry_s = self.retry_after_s
+        retry = {} if retry_s is None else {"retry_after": retry_s}
+        return {**self.error, "status": self.status, **retry}
+
     def encode(self) -> bytes:
         """The JSON body."""
         return orjson.dumps({"error": self.error})

@@ -7,6 +7,7 @@ the stream; it reads from that one then (streamserve.frontend.resume.neighbours)
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 
@@ -18,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from streamserve.errors import InvalidRequest, StreamserveError
 from streamserve.frontend import paths
 from streamserve.frontend.api.endpoint import Answer, Call, tenant_of
+from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.api.sse import EventResponse, Framing, framed
-from streamserve.frontend.api.waiting import until_disconnect
+from streamserve.frontend.api.sse import EventResponse, Framing, framed, told
+from streamserve.frontend.api.waiting import begin, end
 from streamserve.frontend.auth import is_admin
 from streamserve.frontend.resume.errors import not_found
 from streamserve.frontend.resume.neighbours import Neighbours
@@ -93,8 +95,12 @@ class Resumption:
         stream = self._service.kept.find(stream_id, tenant)
         return stream is not None and not stream.has_reader
 
-    async def respond(self, receive: Receive, reading: Reading) -> Response:
-        """The HTTP response that sends what is read. Until the first event, an error is an ordinary response.
+    async def respond(self, receive: Receive, reading: Reading, patience_s: float) -> Response:
+        """The HTTP response that sends what is read.
+
+        Args:
+            patience_s: so long it waits for the first event before it begins. Until then an error is an
+                ordinary response.
 
         Raises:
             ClientDisconnect: the client left before.
@@ -102,7 +108,7 @@ class Resumption:
         """
         service = self._service
         try:
-            first = await until_disconnect(receive, reading.read())
+            first = await begin(receive, _first(reading), patience_s)
         except BaseException:
             reading.close()
             raise
@@ -112,6 +118,10 @@ class Resumption:
             ping_interval_s=service.ping_interval_s,
             write_timeout_s=service.write_timeout_s,
         )
+
+
+async def _first(reading: Reading) -> Piece:
+    return await reading.read()
 
 
 def reach_of(scope: Scope) -> str | None:
@@ -179,6 +189,10 @@ class NumberedFraming:
         event = framing.end if problem is None else framing.error(problem)
         return b"%b%d\n%b" % (self._head, ending.number, event) if event else b""
 
+    def refusal(self, problem: Problem) -> bytes:
+        """What there is instead of a stream that failed before its first event; it has no number."""
+        return self._framing.refusal(problem)
+
 
 class ResumableEventStream(EventResponse):
     """Sends the events of a kept stream. Where the server allows it, past task and middleware.
@@ -188,13 +202,19 @@ class ResumableEventStream(EventResponse):
 
     Args:
         reading: the stream; closed in any case.
-        first: what it gave already.
+        first: what gets the first of it; ended in any case. While it runs, the client is told that its
+            request is being worked on.
         ping_interval_s: silence after which a comment is sent.
         write_timeout_s: how long one send may wait for the client to read.
     """
 
     def __init__(
-        self, reading: Reading, first: Piece, *, ping_interval_s: float, write_timeout_s: float
+        self,
+        reading: Reading,
+        first: asyncio.Task[Piece],
+        *,
+        ping_interval_s: float,
+        write_timeout_s: float,
     ) -> None:
         headers = {STREAM_HEADER: reading.stream_id}
         super().__init__(headers, ping_interval_s=ping_interval_s, write_timeout_s=write_timeout_s)
@@ -203,14 +223,19 @@ class ResumableEventStream(EventResponse):
         self._framing = NumberedFraming(reading.stream_id, names_events=reading.names_events)
 
     async def _close(self) -> None:
+        await end(self._first)
         self._reading.close()
 
     async def _stream_events(self, send: Send) -> bytes | None:
         """One turn a piece, or each time the client is slow."""
-        piece, reading = self._first, self._reading
+        reading = self._reading
         can_divert = self._drain_chunks is not None
         if can_divert:
             reading.divert(self._write, self._drop)
+        try:
+            piece = await self._patiently(send, self._first)
+        except Exception as error:
+            return self._framing.refusal(told(error))
         while True:
             events = await framed(partial(self._framing.events, *piece[:2]), piece.events)
             if piece.ending is not None:

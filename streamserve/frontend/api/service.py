@@ -16,6 +16,7 @@ from streamserve.frontend.api.parameters import SamplingDefaults
 from streamserve.frontend.api.rendering import Renderer
 from streamserve.frontend.api.schema.common import GenerationRequest
 from streamserve.frontend.api.sse import WRITE_TIMEOUT_S
+from streamserve.frontend.api.structure import max_values
 from streamserve.frontend.client import EngineClient
 from streamserve.frontend.pump import EngineFacts
 from streamserve.frontend.registry import Registry
@@ -99,9 +100,9 @@ class Service:
             )
 
     def body_limit(self) -> BodyLimit:
-        """The longest body worth reading: parsing it holds up all other streams.
+        """The longest and richest body worth reading: parsing it holds up all other streams.
 
-        It is the operator's limit, or that of any prompt which the model could take if this is less.
+        Its length is the operator's limit, or that of any prompt which the model could take if this is less.
 
         Raises:
             EngineUnavailable: there is no engine, so the model's limits are not known.
@@ -114,7 +115,9 @@ class Service:
             max_bytes = useful_bytes
             why = f"; this model's maximum context length of {engine.max_model_len} tokens takes less"
         error = BodyTooLarge(f"The request body is larger than {max_bytes} bytes{why}.")
-        return BodyLimit(max_bytes, error, self.body_timeout_s)
+        return BodyLimit(
+            max_bytes, error, max_values(engine.max_model_len), self.threads, self.body_timeout_s
+        )
 
     def max_chars(self, engine: EngineFacts) -> int:
         """No prompt that fits is longer, whatever its tokens are."""

@@ -7,15 +7,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
+import orjson
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from streamserve.errors import StreamserveError
 from streamserve.frontend.api.endpoint import Divert
 from streamserve.frontend.api.problems import Problem, problem_of
+from streamserve.frontend.api.waiting import end
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -60,6 +65,14 @@ class Framing:
         """
         return b"" if self._names_events else _event(problem.encode())
 
+    def refusal(self, problem: Problem) -> bytes:
+        """The only event of a stream that came to nothing after its headers had gone out."""
+        error = problem.full_error
+        if not self._names_events:
+            return _event(orjson.dumps({"error": error}))
+        flat = {"code": problem.code, "message": problem.message, "param": problem.param}
+        return self._named(orjson.dumps({"type": "error", **flat, "error": error, "sequence_number": 0}))
+
     @staticmethod
     def _named(encoded: bytes) -> bytes:
         assert encoded.startswith(_TYPE), f"an event without a type: {encoded[:100]!r}"
@@ -91,6 +104,13 @@ def _parts(encoded: bytes) -> Iterator[bytes]:
         yield encoded[start:end]
         start = end
     yield encoded[start:] if start else encoded
+
+
+def told(error: Exception) -> Problem:
+    """What the client is told of a stream's failure; a fault of our own is logged."""
+    if not isinstance(error, StreamserveError):
+        logger.error("a stream failed", exc_info=error)
+    return problem_of(error)
 
 
 async def framed(events: Callable[[], bytes], batch: Sequence[bytes]) -> bytes:
@@ -177,6 +197,13 @@ class EventResponse(EventSourceResponse):
             self.active = False
             await send({"type": "http.response.body", "body": last or b"", "more_body": False})
 
+    async def _patiently(self, send: Send, first: asyncio.Task[Result]) -> Result:
+        """What `first` gives. A client that has to wait for it is sent a comment: some proxies, and some
+        clients, take no notice of headers alone."""
+        if not first.done():
+            await self._send(send, PING)
+        return await first
+
     async def _drain(self) -> None:
         """Waits until the client has read most of what was written."""
         assert self._drain_chunks is not None, "the server takes nothing directly"
@@ -227,9 +254,9 @@ class EventStream(EventResponse):
     their tokens come in, past task and middleware.
 
     Args:
-        first: what `batches` gave already.
-        batches: the rest of the answer, as JSON objects; closed in any case. If it fails, the error is the
-            last event.
+        first: what gets the first of `batches`; ended in any case. While it runs, the client is told that its
+            request is being worked on.
+        batches: the answer, as JSON objects; closed in any case. If it fails, the error is the last event.
         framing: makes events of them.
         divert: the answer's, if it has one (streamserve.frontend.api.endpoint.Divertible).
         ping_interval_s: silence after which a comment is sent.
@@ -238,7 +265,7 @@ class EventStream(EventResponse):
 
     def __init__(
         self,
-        first: list[bytes],
+        first: asyncio.Task[list[bytes]],
         batches: AsyncGenerator[list[bytes], None],
         framing: Framing,
         *,
@@ -253,11 +280,16 @@ class EventStream(EventResponse):
         self._divert = divert
 
     async def _close(self) -> None:
+        await end(self._first)
         await self._batches.aclose()
 
     async def _stream_events(self, send: Send) -> bytes:
         """One turn a batch, or each time the client is slow."""
-        await self._send(send, await self._events(self._first))
+        try:
+            first = await self._patiently(send, self._first)
+        except Exception as error:
+            return self._framing.refusal(told(error))
+        await self._send(send, await self._events(first))
         while True:
             batch: list[bytes] | None = None
             # Only the answer's own failure is an event; that of a send says that nobody is there to see one.
@@ -269,9 +301,7 @@ class EventStream(EventResponse):
             except StopAsyncIteration:
                 return self._framing.end
             except Exception as error:
-                if not isinstance(error, StreamserveError):
-                    logger.exception("a stream failed")
-                return self._framing.error(problem_of(error))
+                return self._framing.error(told(error))
             if batch is None:
                 await self._drain()
             else:

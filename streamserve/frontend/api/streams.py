@@ -18,6 +18,9 @@ from streamserve.frontend.deployment import Deployment
 from streamserve.frontend.registry import Record
 from streamserve.frontend.resume.errors import not_found
 
+# Who comes back wants to know at once that the stream is there; another frontend takes so long to give of it.
+RETURN_PATIENCE_S = 0.05
+
 SHOW, CANCEL, LIST = "streams.show", "streams.cancel", "streams.list"
 
 
@@ -76,7 +79,7 @@ class Streams:
         stream_id = http.path_params["id"]
         after = position_of(stream_id, http.headers, http.query_params)
         reading = await self._resumption.resume(stream_id, reach_of(http.scope), after)
-        return await self._resumption.respond(http.receive, reading)
+        return await self._resumption.respond(http.receive, reading, RETURN_PATIENCE_S)
 
     async def cancel(self, http: Request) -> Response:
         """Ends it: the answer ends with the text so far and the finish reason `abort`.

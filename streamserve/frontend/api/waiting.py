@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from typing import NoReturn, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -37,14 +37,47 @@ async def _watch(receive: Receive) -> NoReturn:
     raise ClientDisconnect
 
 
-async def first_batch(receive: Receive, batches: AsyncGenerator[list[bytes], None]) -> list[bytes]:
-    """The first of `batches`, which are closed if there is none.
+async def begin(
+    receive: Receive, work: Coroutine[Any, Any, Result], patience_s: float
+) -> asyncio.Task[Result]:
+    """Runs `work`, and waits for it as long as the client does, but not longer than `patience_s`.
+
+    Returns:
+        Its task, which has not failed by then; whoever gets it has to `end` it.
 
     Raises:
-        ClientDisconnect: the client left before.
+        ClientDisconnect: the client left.
+        Exception: `work` failed.
     """
+    task = asyncio.create_task(work)
     try:
-        return await until_disconnect(receive, anext(batches))
+        await until_disconnect(receive, asyncio.wait([task], timeout=patience_s))
+        if task.done():
+            task.result()
+    except BaseException:
+        await end(task)
+        raise
+    return task
+
+
+async def first_batch(
+    receive: Receive, batches: AsyncGenerator[list[bytes], None], patience_s: float
+) -> asyncio.Task[list[bytes]]:
+    """Begins to get the first of `batches`, which are closed if that fails in time."""
+
+    async def first() -> list[bytes]:
+        return await anext(batches)
+
+    try:
+        return await begin(receive, first(), patience_s)
     except BaseException:
         await batches.aclose()
         raise
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Returns when nothing of it runs any more. How it ended is nobody's concern."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()

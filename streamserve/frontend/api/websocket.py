@@ -32,7 +32,7 @@ from streamserve.frontend.api.endpoint import Answer, Call, Endpoint
 from streamserve.frontend.api.problems import Problem, problem_of
 from streamserve.frontend.api.resume import Resumption
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.api.websocket_connection import Gone, Socket, parse_message, retry_after_s
+from streamserve.frontend.api.websocket_connection import Gone, Socket, parse_message
 from streamserve.frontend.resume.reading import Ending, Reading
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Connection:
             Gone: the connection is over.
         """
         try:
-            message = parse_message(text, self._service)
+            message = await parse_message(text, self._service)
             kind = message.get("type")
             if kind == "create":
                 await self._begin(message, partial(self._create, num_bytes=len(text)))
@@ -297,8 +297,4 @@ def _id_of(message: dict[str, Any]) -> str | int:
 
 
 def _encode(problem: Problem) -> bytes:
-    body: dict[str, Any] = {**problem.error, "status": problem.status}
-    retry_s = retry_after_s(problem)
-    if retry_s is not None:
-        body["retry_after"] = retry_s
-    return orjson.dumps(body)
+    return orjson.dumps(problem.full_error)

@@ -17,16 +17,13 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from streamserve.frontend.api.body import parse_object
+from streamserve.frontend.api.body import checked_object, small_object
 from streamserve.frontend.api.endpoint import tenant_of
-from streamserve.frontend.api.problems import Problem
 from streamserve.frontend.api.resume import reach_of
 from streamserve.frontend.api.service import Service
+from streamserve.frontend.api.structure import SMALL_BYTES
 
 logger = logging.getLogger(__name__)
-
-# Messages up to this size are parsed in any case: what a message is for must be known to answer it well.
-SMALL_BYTES = 64 * 1024
 
 
 class Close(NamedTuple):
@@ -136,23 +133,17 @@ class Socket:
             await self._send({"type": "websocket.close", "code": close.code, "reason": close.reason})
 
 
-def parse_message(text: bytes, service: Service) -> dict[str, Any]:
+async def parse_message(text: bytes, service: Service) -> dict[str, Any]:
     """The JSON object in a message.
 
     Raises:
-        InvalidRequest: it is none, or nested too deeply.
+        InvalidRequest: it is none, too rich, or nested too deeply.
         RequestError: it is longer than any request that could be served.
     """
-    if len(text) > SMALL_BYTES:
-        limit = service.body_limit()
-        if len(text) > limit.max_bytes:
-            raise limit.error
-    return parse_object(text)
-
-
-def retry_after_s(problem: Problem) -> int | None:
-    """After how many seconds another try makes sense, if the error says so."""
-    for name, value in problem.headers:
-        if name == "Retry-After":
-            return int(value)
-    return None
+    if len(text) <= SMALL_BYTES:
+        # Without an engine, too: what a message is for must be known to answer it well.
+        return small_object(text)
+    limit = service.body_limit()
+    if len(text) > limit.max_bytes:
+        raise limit.error
+    return await checked_object(text, limit)

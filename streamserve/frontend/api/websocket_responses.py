@@ -25,7 +25,7 @@ from streamserve.errors import InvalidRequest, RequestError, StreamserveError
 from streamserve.frontend.api.endpoint import Call, Endpoint
 from streamserve.frontend.api.problems import problem_of
 from streamserve.frontend.api.service import Service
-from streamserve.frontend.api.websocket_connection import Gone, Socket, parse_message, retry_after_s
+from streamserve.frontend.api.websocket_connection import Gone, Socket, parse_message
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Connection:
             Gone: the connection is over.
         """
         try:
-            call = self._call_of(parse_message(text, self._service), len(text))
+            call = self._call_of(await parse_message(text, self._service), len(text))
         except StreamserveError as error:
             await self._socket.send(_encode_error(error))
             return
@@ -133,7 +133,7 @@ class Connection:
 def _encode_error(error: Exception) -> bytes:
     problem = problem_of(error)
     body = problem.error
-    retry_s = retry_after_s(problem)
+    retry_s = problem.retry_after_s
     if retry_s is not None:
         body["headers"] = {"retry-after": str(retry_s)}
     return orjson.dumps({"type": "error", "status": problem.status, "error": body})

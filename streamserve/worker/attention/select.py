@@ -36,6 +36,7 @@ class AttentionFacts:
         packages: those of `triton`, `flash_attn` and `flash_attn_interface` that are installed.
         interprets_triton: kernels run in Triton's interpreter, on any device and very slowly.
         launcher_obstacle: why no kernel in Triton can be launched on CUDA; see `triton_launcher`.
+        native_obstacle: why there are no native kernels for a CPU; see `native.operators`.
     """
 
     device: str
@@ -46,6 +47,7 @@ class AttentionFacts:
     packages: frozenset[str]
     interprets_triton: bool = False
     launcher_obstacle: str | None = None
+    native_obstacle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class AttentionChoice:
     """A backend that works here.
 
     Attributes:
+        name: the value of --attention-backend that allows it.
         label: what it is called in messages.
         reason: one line for the log: what was chosen, and what was in the way of what goes before it.
         create: makes the backend.
     """
 
+    name: str
     label: str
     reason: str
     create: Callable[[KVCache, BatchShape, AttentionVariant], AttentionBackend]
@@ -85,13 +89,18 @@ class _Candidate:
 
 
 def find_attention_facts(
-    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, wanted: str = "auto"
 ) -> AttentionFacts:
-    """The facts of this machine and a model; see `AttentionFacts`."""
+    """The facts of this machine and a model; see `AttentionFacts`.
+
+    Args:
+        device, dtype, head_dim, block_size: of the model and its cache.
+        wanted: value of --attention-backend. Native kernels are compiled if they may be what is used.
+    """
     import torch
 
     on_cuda = device.type == "cuda"
-    return AttentionFacts(
+    facts = AttentionFacts(
         device=device.type,
         capability=torch.cuda.get_device_capability(device) if on_cuda else (0, 0),
         dtype=str(dtype).removeprefix("torch."),
@@ -101,6 +110,11 @@ def find_attention_facts(
         interprets_triton=os.environ.get("TRITON_INTERPRET") == "1",
         launcher_obstacle=launcher_obstacle() if on_cuda else None,
     )
+    if wanted not in ("auto", "cpu") or _cpu_obstacle(facts) is not None:
+        return facts
+    from streamserve.worker.native.operators import native_obstacle
+
+    return replace(facts, native_obstacle=native_obstacle())
 
 
 def choose_attention_backend(name: str, facts: AttentionFacts) -> AttentionChoice:
@@ -109,7 +123,7 @@ def choose_attention_backend(name: str, facts: AttentionFacts) -> AttentionChoic
     FlashAttention-2 is never chosen by `auto`: its blocks of 256 tokens make for a coarse prefix cache.
 
     Args:
-        name: `auto`, `torch`, `triton` or `flash_attn`.
+        name: `auto`, `cpu`, `torch`, `triton` or `flash_attn`.
         facts: what there is.
 
     Raises:
@@ -127,7 +141,7 @@ def choose_attention_backend(name: str, facts: AttentionFacts) -> AttentionChoic
             reason = f"attention backend: {candidate.label}"
             if obstacles:
                 reason += f" ({_listed(obstacles)})"
-            return AttentionChoice(candidate.label, reason, candidate.create)
+            return AttentionChoice(candidate.name, candidate.label, reason, candidate.create)
         obstacles.setdefault(obstacle, []).append(candidate.label)
     raise ConfigError(f"--attention-backend {name}: {_listed(obstacles)}")
 
@@ -192,6 +206,14 @@ def _flash_obstacle(facts: AttentionFacts) -> str | None:
     return facts.launcher_obstacle or _head_dim_obstacle(facts)
 
 
+def _cpu_obstacle(facts: AttentionFacts) -> str | None:
+    if facts.device != "cpu":
+        return "needs the model on a CPU, use --device cpu or --attention-backend triton"
+    if facts.dtype not in ("bfloat16", "float32"):
+        return f"does not compute in {facts.dtype}, use --dtype bfloat16 or --attention-backend torch"
+    return facts.native_obstacle
+
+
 def _head_dim_obstacle(facts: AttentionFacts) -> str | None:
     if facts.head_dim > _MOST_HEAD_DIM:
         most = f"{facts.head_dim}, only up to {_MOST_HEAD_DIM}"
@@ -222,6 +244,13 @@ def _create_triton(cache: KVCache, shape: BatchShape, variant: AttentionVariant)
     return TritonPagedAttention(cache, shape, variant)
 
 
+def _create_cpu(cache: KVCache, shape: BatchShape, variant: AttentionVariant) -> AttentionBackend:
+    from streamserve.worker.attention.cpu_paged import CpuPagedAttention
+    from streamserve.worker.native.operators import native_operators
+
+    return CpuPagedAttention(cache, variant, native_operators())
+
+
 def _create_torch(cache: KVCache, shape: BatchShape, variant: AttentionVariant) -> AttentionBackend:
     from streamserve.worker.attention.torch_paged import TorchPagedAttention
 
@@ -233,5 +262,6 @@ _CANDIDATES = (
     _Candidate("flash_attn", "FlashAttention-3", True, 1, _flash_3_obstacle, _create_flash_3),
     _Candidate("flash_attn", "FlashAttention-2", False, 256, _flash_2_obstacle, _create_flash_2),
     _Candidate("triton", "Triton", True, 16, _triton_obstacle, _create_triton),
+    _Candidate("cpu", "native CPU", True, 1, _cpu_obstacle, _create_cpu),
     _Candidate("torch", "torch", True, 1, lambda facts: None, _create_torch),
 )

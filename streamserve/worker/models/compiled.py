@@ -269,14 +269,12 @@ def _first(
 
 
 def _middle(layer: LlamaLayer, following: LlamaLayer, buffers: ForwardBuffers) -> _QKV:
-    layer.add_attention(buffers.hidden, buffers.attended)
-    layer.add_mlp(buffers.hidden)
+    layer.finish(buffers.hidden, buffers.attended)
     return following.project_qkv(buffers.hidden, buffers.cos, buffers.signed_sin)
 
 
 def _last(model: LlamaModel, layer: LlamaLayer, buffers: ForwardBuffers) -> None:
-    layer.add_attention(buffers.hidden, buffers.attended)
-    layer.add_mlp(buffers.hidden)
+    layer.finish(buffers.hidden, buffers.attended)
     buffers.hidden.copy_(model.last_norm(buffers.hidden))
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear
 
 from streamserve.worker.attention.base import Attention
 from streamserve.worker.models.config import DecoderConfig
 from streamserve.worker.models.cpu_product import Product, cpu_product, product_bytes
 from streamserve.worker.models.linear import Linear
-from streamserve.worker.models.rope import RotaryEmbedding, rotate
+from streamserve.worker.models.operations import LayerOperations, TorchOperations
+from streamserve.worker.models.rope import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class LlamaLayer:
         self.output = projection(hidden, self._q_size, config.output_bias)
         self.gate_up = projection(2 * inner, hidden, config.mlp_bias)
         self.down = projection(hidden, inner, config.mlp_bias)
+        self._operations: LayerOperations = TorchOperations()
 
     def destinations(self) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes, by its name within the layer."""
@@ -92,6 +94,10 @@ class LlamaLayer:
             **{f"self_attn.{name}": tensor for name, tensor in attention.items()},
             **{f"mlp.{name}": tensor for name, tensor in mlp.items()},
         }
+
+    def use(self, operations: LayerOperations) -> None:
+        """From now on computes with `operations` what lies between the matrix products."""
+        self._operations = operations
 
     def pack(self) -> None:
         """See `Linear.pack`."""
@@ -113,27 +119,24 @@ class LlamaLayer:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, K (both turned) and V of `hidden` [t, hidden_size], each [t, heads, head_dim]."""
         config = self._config
-        normed = rms_norm(hidden, self.input_norm.shape, self.input_norm, config.rms_norm_eps)
+        normed = self._operations.norm(hidden, self.input_norm, config.rms_norm_eps)
         heads = self.qkv(normed).view(hidden.shape[0], -1, config.head_dim)
-        num_qk = config.num_heads + config.num_kv_heads
-        turned, v = heads[:, :num_qk], heads[:, num_qk:]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = turned[:, : config.num_heads], turned[:, config.num_heads :]
-            q = rms_norm(q, self.q_norm.shape, self.q_norm, config.rms_norm_eps)
-            k = rms_norm(k, self.k_norm.shape, self.k_norm, config.rms_norm_eps)
-            turned = torch.cat((q, k), 1)
-        turned = rotate(turned, cos, signed_sin)
-        return turned[:, : config.num_heads], turned[:, config.num_heads :], v
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        return self._operations.turn(
+            heads,
+            cos,
+            signed_sin,
+            norms,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            epsilon=config.rms_norm_eps,
+        )
 
-    def add_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
-        """Projects `attended` [t, num_heads * head_dim] and adds it to `hidden`."""
-        hidden.add_(self.output(attended))
-
-    def add_mlp(self, hidden: torch.Tensor) -> None:
-        """Adds the MLP of `hidden` to it."""
-        normed = rms_norm(hidden, self.post_norm.shape, self.post_norm, self._config.rms_norm_eps)
-        gate, up = self.gate_up(normed).chunk(2, -1)
-        hidden.add_(self.down(silu(gate).mul_(up)))
+    def finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> None:
+        """Adds the projection of `attended` [t, num_heads * head_dim] to `hidden`, and the MLP of that."""
+        projected = self.output(attended)
+        normed = self._operations.add_norm(hidden, projected, self.post_norm, self._config.rms_norm_eps)
+        hidden.add_(self.down(self._operations.gate(self.gate_up(normed))))
 
 
 class LlamaModel:
@@ -154,6 +157,7 @@ class LlamaModel:
         if not config.tie_word_embeddings:
             self.lm_head = torch.empty(shape, dtype=dtype, device=device)
         self._to_logits: Product | None = None
+        self._operations: LayerOperations = TorchOperations()
         self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype, device)
 
     def destinations(self) -> dict[str, torch.Tensor]:
@@ -173,6 +177,12 @@ class LlamaModel:
             to_logits = 0
         own = int(self.embedding.nbytes) + int(self.norm.nbytes) + to_logits
         return own + sum(layer.num_bytes(packed=packed) for layer in self.layers)
+
+    def use(self, operations: LayerOperations) -> None:
+        """See `LlamaLayer.use`."""
+        self._operations = operations
+        for layer in self.layers:
+            layer.use(operations)
 
     def pack(self) -> None:
         """Puts the loaded matrices into the form that the processor multiplies fastest.
@@ -216,8 +226,7 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             q, k, v = layer.project_qkv(hidden, cos, signed_sin)
             attention.forward(q, k, v, attended, layer=index, metadata=metadata)
-            layer.add_attention(hidden, attended)
-            layer.add_mlp(hidden)
+            layer.finish(hidden, attended)
         normed = self.last_norm(hidden)
         return normed if buffers is None else hidden.copy_(normed)
 
@@ -229,7 +238,7 @@ class LlamaModel:
 
     def last_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """[t, hidden_size] as the layers leave it → as `logits` takes it."""
-        return rms_norm(hidden, self.norm.shape, self.norm, self.config.rms_norm_eps)
+        return self._operations.norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[k, vocab_size] of rows [k, hidden_size] out of `forward`."""

@@ -242,3 +242,35 @@ async def test_each_request_has_an_id_of_its_own(make_client):
     ids = {request.headers["X-Request-Id"] for request in script.requests}
     assert len(ids) == 2
     assert min(map(len, ids)) == 32
+
+
+WAITING = {"message": "too late", "type": "service_unavailable_error", "param": None, "code": "x"}
+
+
+def late(**error):
+    """A stream that had to wait for its first event, and has come to nothing."""
+    text = f": ping\n\n{event({'error': {**WAITING, **error}})}"
+    return httpx.Response(200, headers={**SSE, "X-Stream-Id": STREAM}, content=text.encode())
+
+
+async def test_a_refusal_after_a_wait_is_one(make_client):
+    server = KeptStream(answers=[late(status=503, retry_after=7), httpx.ConnectError("gone")])
+    client = make_client(server)
+    assert (await read(client)).text == "Hello!"
+    assert server.methods == ["POST", "POST", "POST"]
+    assert client.delays[0] == 7.5
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_an_error_after_a_wait_has_its_status(make_client, status):
+    server = KeptStream(answers=[late(status=status)])
+    with pytest.raises(APIError, match="too late") as raised:
+        await read(make_client(server))
+    assert (raised.value.status, raised.value.code) == (status, "x")
+    assert server.methods == ["POST"]
+
+
+async def test_a_refusal_after_coming_back_and_a_wait_is_one(make_client):
+    server = KeptStream(answers=[httpx.ReadError("gone"), late(status=503, retry_after=1)])
+    assert (await read(make_client(server))).text == "Hello!"
+    assert server.methods == ["POST", "GET", "POST"]

@@ -159,23 +159,31 @@ def test_a_waiting_request_is_let_in_when_its_beginning_becomes_findable():
     harness.check()
 
 
-def test_a_request_cut_short_of_memory_is_not_crowded_out_of_the_budget():
-    # The big one gets one block of the two it asks for, then `low` gives way and leaves many free. Were the
-    # small ones let in at once, the big one and two of them would leave the third nothing of the next budget.
+def test_nobody_comes_in_with_the_memory_of_who_has_just_given_way():
     harness = Harness(
-        limits(num_blocks=56, block_size=1, max_num_batched_tokens=6, long_prefill_token_threshold=2),
+        limits(
+            num_blocks=17,
+            block_size=1,
+            max_num_seqs=2,
+            max_num_batched_tokens=10,
+            long_prefill_token_threshold=2,
+        ),
         "priority",
     )
-    harness.add(prompt(40, 1), max_tokens=4, priority=0)
-    low = harness.add(prompt(14, 2), max_tokens=30, priority=5, ignore_eos=True)
-    harness.step()
-    for seed in (3, 4, 5):
-        harness.add(prompt(4, seed), max_tokens=4, priority=3)
-    while not harness.scheduler.statistics().preemptions:
+    harness.add(prompt(5, 0), max_tokens=7, priority=3, ignore_eos=True)
+    for _ in range(4):
         harness.step()
-    assert len(harness.streams[low].tokens) == 10
+    harness.add(prompt(7, 1), max_tokens=8, priority=1, ignore_eos=True)
+    for _ in range(4):
+        harness.step()
+    harness.add(prompt(8, 2), max_tokens=1, priority=2)
+    harness.step()
+    assert harness.scheduler.statistics().preemptions == 1
+    # It would fit, and three steps later give way in its turn.
+    assert not harness.diffs[-1].joins
     harness.run()
     harness.check()
+    assert harness.scheduler.statistics().preemptions == 1
 
 
 def test_a_prefill_under_way_is_promised_the_rest_of_its_blocks():

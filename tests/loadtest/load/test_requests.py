@@ -66,7 +66,8 @@ def test_a_document_is_as_long_as_asked_and_new_from_its_beginning(document: int
 
 def test_kinds_come_by_their_weights() -> None:
     kinds = Counter(
-        question.kind for question in draw("sharegpt:3,document:1,shared-prefix:0", Lengths(), 2000)
+        question.kind
+        for question in draw("sharegpt:3,document:1,shared-prefix:0", Lengths(document=100), 2000)
     )
     assert set(kinds) == {"sharegpt", "document"}
     assert kinds["sharegpt"] == pytest.approx(1500, abs=80)

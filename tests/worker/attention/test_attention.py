@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from native_kernels import WIDTHS, kernels
 from torch.nn.functional import scaled_dot_product_attention
 
 from streamserve.engine.step import Join, StepDiff
 from streamserve.sampling import SamplingParams
 from streamserve.worker.attention.base import AttentionBackend, GraphSupport
+from streamserve.worker.attention.cpu_paged import CpuPagedAttention
 from streamserve.worker.attention.torch_paged import TorchPagedAttention
+from streamserve.worker.attention.variant import AttentionVariant
 from streamserve.worker.batch import BatchShape, InputBatch
 from streamserve.worker.kv_cache import KVCache
 from streamserve.worker.sampling_columns import SamplingColumns
@@ -24,7 +29,14 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 6, 2, 16, 2
 class Rig:
     """A cache of random junk, and requests that run any number of their tokens in a step."""
 
-    def __init__(self, block_size: int, dtype: torch.dtype, max_len: int = 4096, seed: int = 0) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        dtype: torch.dtype,
+        max_len: int = 4096,
+        seed: int = 0,
+        make: Callable[[KVCache], AttentionBackend] = TorchPagedAttention,
+    ) -> None:
         self.random = torch.Generator().manual_seed(seed)
         self.block_size, self.dtype = block_size, dtype
         self.num_blocks = 3 * max_len // block_size
@@ -32,7 +44,7 @@ class Rig:
         self.cache = KVCache(
             [self.tensor(*shape) for _ in range(LAYERS)], [self.tensor(*shape) for _ in range(LAYERS)]
         )
-        self.backend: AttentionBackend = TorchPagedAttention(self.cache)
+        self.backend = make(self.cache)
         self.batch = InputBatch(BatchShape(24, 8192, max_len, block_size), SamplingColumns(24, 10, ()), CPU)
         self.backend.bind(self.batch)
         self.free = np.random.default_rng(seed).permutation(self.num_blocks).astype(np.int32)
@@ -81,6 +93,14 @@ class Rig:
                 start += count
 
 
+def native(cache: KVCache) -> AttentionBackend:
+    """The kernels as this machine serves with them."""
+    return CpuPagedAttention(cache, AttentionVariant(HEADS), kernels(WIDTHS[0]))
+
+
+BACKENDS = pytest.mark.parametrize("make", [TorchPagedAttention, native], ids=["torch", "cpu"])
+
+
 def reference(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Causal attention in float64 with an explicit mask, [n, heads * head_dim]."""
     count, total = len(q), len(keys)
@@ -109,18 +129,25 @@ STEPS = {
 @pytest.mark.parametrize(
     ("block_size", "dtype"), [(16, torch.float32), (5, torch.float32), (32, torch.bfloat16)]
 )
-def test_equals_plain_attention(rows: list[tuple[int, int]], block_size: int, dtype: torch.dtype) -> None:
-    Rig(block_size, dtype).check(rows)
+@BACKENDS
+def test_equals_plain_attention(
+    rows: list[tuple[int, int]],
+    block_size: int,
+    dtype: torch.dtype,
+    make: Callable[[KVCache], AttentionBackend],
+) -> None:
+    Rig(block_size, dtype, make=make).check(rows)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_steps(seed: int) -> None:
+@BACKENDS
+def test_random_steps(seed: int, make: Callable[[KVCache], AttentionBackend]) -> None:
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(int(rng.integers(1, 20))):
         count = 1 if rng.random() < 0.6 else int(rng.integers(2, 90))
         rows.append((int(rng.integers(0, 300)), count))
-    Rig(16, torch.float32, seed=seed).check(rows)
+    Rig(16, torch.float32, seed=seed, make=make).check(rows)
 
 
 def test_groups_split_when_they_grow_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +198,6 @@ def test_declares_what_it_can() -> None:
     assert TorchPagedAttention.graph_support is GraphSupport.NEVER
     assert TorchPagedAttention.supports_block_size(1)
     assert not TorchPagedAttention.supports_block_size(0)
+    assert CpuPagedAttention.graph_support is GraphSupport.ALWAYS
+    assert CpuPagedAttention.supports_block_size(1)
+    assert not CpuPagedAttention.supports_block_size(0)

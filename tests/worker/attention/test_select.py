@@ -9,7 +9,8 @@ import pytest
 from streamserve.errors import ConfigError
 from streamserve.worker.attention.select import AttentionFacts, choose_attention_backend
 
-CPU = AttentionFacts("cpu", (0, 0), "float32", 128, 16, frozenset({"triton"}))
+NATIVE = AttentionFacts("cpu", (0, 0), "float32", 128, 16, frozenset({"triton"}))
+CPU = replace(NATIVE, native_obstacle="finds no C++ compiler, apt-get install g++ or set CXX")
 HOPPER = AttentionFacts("cuda", (9, 0), "bfloat16", 128, 64, frozenset({"triton"}))
 FLASH_2 = replace(HOPPER, packages=HOPPER.packages | {"flash_attn"}, block_size=256)
 FLASH_3 = replace(HOPPER, packages=FLASH_2.packages | {"flash_attn_interface"})
@@ -18,6 +19,11 @@ FLASH_3 = replace(HOPPER, packages=FLASH_2.packages | {"flash_attn_interface"})
 @pytest.mark.parametrize(
     ("name", "facts", "label"),
     [
+        ("auto", NATIVE, "native CPU"),
+        ("auto", replace(NATIVE, dtype="bfloat16", block_size=5, head_dim=512), "native CPU"),
+        ("auto", replace(NATIVE, dtype="float16"), "torch"),
+        ("cpu", NATIVE, "native CPU"),
+        ("torch", NATIVE, "torch"),
         ("auto", CPU, "torch"),
         ("auto", replace(CPU, interprets_triton=True), "torch"),
         ("auto", HOPPER, "Triton"),
@@ -51,6 +57,9 @@ def test_takes_the_first_that_works(name: str, facts: AttentionFacts, label: str
 @pytest.mark.parametrize(
     ("name", "facts", "parts"),
     [
+        ("cpu", CPU, ["native CPU: finds no C++ compiler, apt-get install g++"]),
+        ("cpu", HOPPER, ["native CPU: needs the model on a CPU", "--device cpu"]),
+        ("cpu", replace(NATIVE, dtype="float16"), ["does not compute in float16", "--dtype bfloat16"]),
         ("triton", CPU, ["Triton: needs a CUDA device", "--attention-backend torch"]),
         ("triton", replace(HOPPER, packages=frozenset()), ["package triton", "streamserve[gpu]"]),
         ("triton", replace(HOPPER, capability=(7, 5)), ["compute capability 8.0 and this is 7.5"]),
@@ -83,3 +92,4 @@ def test_the_reason_names_what_was_in_the_way() -> None:
     assert "FlashAttention-3: needs the package flash_attn_interface" in reason
     reason = choose_attention_backend("auto", CPU).reason
     assert "FlashAttention-3 and Triton: needs a CUDA device" in reason
+    assert "native CPU: finds no C++ compiler, apt-get install g++" in reason

@@ -21,6 +21,7 @@ from streamserve_client.http_messages import (
     RESUME_HEADERS,
     STREAM_HEADER,
     UNSENT,
+    check_first,
     document_of,
     error_of,
     expect_events,
@@ -102,11 +103,16 @@ class AsyncHttpTransport:
             self._opened(call, place) as response,
             aclosing(EventSource(response).aiter_sse()) as events,
         ):
+            is_first = place.num_events == 0
             try:
                 async for event in events:
                     if not event.data or not place.takes(event.id):
                         continue
-                    yield None if event.data == DONE else parse_object(event.data)
+                    chunk = None if event.data == DONE else parse_object(event.data)
+                    if is_first:
+                        is_first = False
+                        check_first(chunk, place)
+                    yield chunk
             except httpx.HTTPError as error:
                 raise loss(error) from error
 

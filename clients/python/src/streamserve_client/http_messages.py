@@ -15,6 +15,7 @@ from streamserve_client.errors import (
     InvalidAnswer,
     api_error,
 )
+from streamserve_client.place import Place
 from streamserve_client.retries import parse_retry_after
 from streamserve_client.settings import Timeouts
 
@@ -107,6 +108,22 @@ def document_of(response: httpx.Response) -> dict[str, Any]:
     if not response.is_success:
         raise error_of(response)
     return parse_object(response.text)
+
+
+def check_first(event: dict[str, Any] | None, place: Place) -> None:
+    """Looks at the first event of a stream.
+
+    Raises:
+        APIError: the stream had to wait for it, and has come to nothing; it is what the answer would have
+            been, had its headers not been on their way.
+    """
+    error = event.get("error") if event else None
+    if not isinstance(error, dict) or not isinstance(error.get("status"), int):
+        return
+    place.refused()
+    retry_after = error.get("retry_after")
+    retry_after_s = None if retry_after is None else parse_retry_after(str(retry_after))
+    raise api_error(error, status=error["status"], retry_after_s=retry_after_s)
 
 
 def parse_object(text: str) -> dict[str, Any]:

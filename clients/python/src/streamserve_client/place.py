@@ -111,6 +111,11 @@ class Place:
         else:
             self.name, self._is_named = name, True
 
+    def refused(self) -> None:
+        """The server says that the stream, whose first event it was waiting for, has come to nothing."""
+        self.is_attached = False
+        self.forget()
+
     def left_alone(self) -> None:
         """The server says that it does not give more of a stream that it keeps on this connection."""
         if self._is_named:

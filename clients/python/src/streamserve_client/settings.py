@@ -14,7 +14,8 @@ class Timeouts:
     Attributes:
         connect_s: until there is a connection.
         answer_s: until an answer begins. An answer in one piece begins when it is complete, and one that is
-            streamed when its turn in the server's queue has come and its prompt is read.
+            streamed when its turn in the server's queue has come and its prompt is read, or when the server
+            says that this is not so yet, which it does after 15 seconds.
         idle_s: of silence in a stream that has begun. The server fills silence with comments (or with pings
             on a WebSocket), every 15 to 20 seconds unless it is told otherwise, so this long without anything
             means that it cannot be reached any more.

@@ -20,6 +20,7 @@ from streamserve_client.http_messages import (
     RESUME_HEADERS,
     STREAM_HEADER,
     UNSENT,
+    check_first,
     document_of,
     error_of,
     expect_events,
@@ -96,11 +97,16 @@ class HttpTransport:
             ClientError: it broke, or there is none.
         """
         with self._opened(call, place) as response:
+            is_first = place.num_events == 0
             try:
                 for event in EventSource(response).iter_sse():
                     if not event.data or not place.takes(event.id):
                         continue
-                    yield None if event.data == DONE else parse_object(event.data)
+                    chunk = None if event.data == DONE else parse_object(event.data)
+                    if is_first:
+                        is_first = False
+                        check_first(chunk, place)
+                    yield chunk
             except httpx.HTTPError as error:
                 raise loss(error) from error
 

@@ -49,11 +49,14 @@ export class Answering {
     this.#given = given;
   }
 
-  /** Closing the connection would not end a stream that is kept, so it is ended by name too. */
+  /**
+   * Closing the connection would not end a stream that is kept, so it is ended by name too. Its request may reach the
+   * server after that: a proxy that has it sends it on, whether or not somebody waits for its answer.
+   */
   stop() {
     const { stream } = this.message;
     this.#abort.abort();
-    if (stream) remove(streamPath(stream.id));
+    if (stream) remove(streamPath(stream.id), stream.isKept);
   }
 
   /** Ends a pause before the next try. */

@@ -5,9 +5,11 @@ import { Composer } from "./composer.js";
 import { byId, el } from "./dom.js";
 import { askKey } from "./key_dialog.js";
 import { notice, unreadyNotice } from "./notices.js";
+import { download, fileName, markdownOf } from "./export.js";
 import { showLinks } from "./pages.js";
 import { prefer, preferences } from "./preferences.js";
 import { models, Problem, untilReady } from "./server.js";
+import { Search } from "./search.js";
 import { SettingsView } from "./settings_view.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
@@ -99,19 +101,31 @@ async function start(store) {
     },
   });
 
+  const search = new Search((text) => conversations.find(text), changed);
+  const exporter = byId("export", HTMLButtonElement);
+  exporter.addEventListener("click", () => {
+    const { title } = conversations.current;
+    download(fileName(title), markdownOf(title, conversations.path));
+  });
+
   let drawnList = "";
   function draw() {
     isDrawPending = false;
     const { current, list, busy, isBusy } = conversations;
-    const shown = JSON.stringify([list.map((each) => [each.id, each.title, each.updatedAt]), current.id, [...busy]]);
+    const { found } = search;
+    const listed = found ? list.filter(({ id }) => found.has(id)) : list;
+    const isListed = list.map((each) => [each.id, each.title, each.updatedAt]);
+    const shown = JSON.stringify([isListed, current.id, [...busy], found && [...found]]);
     if (shown !== drawnList) {
       drawnList = shown;
-      sidebar.draw(list, current.id, busy);
+      sidebar.draw(listed, current.id, busy, found !== null);
+      if (found) search.again();
       byId("title", HTMLElement).textContent = current.title;
       document.title = conversations.isDraft ? "streamserve" : `${current.title} · streamserve`;
       setAddress(conversations.isDraft ? null : current.id);
     }
     const path = conversations.path;
+    exporter.disabled = path.length === 0;
     const versions = versionsByParent(conversations.messages);
     thread.draw(path, (message) => {
       const siblings = versions.get(message.parent) ?? [];

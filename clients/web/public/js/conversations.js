@@ -107,6 +107,15 @@ export class Conversations {
     this.around.changed();
   }
 
+  /** @param {string} text  @returns {Promise<Set<string>>} those that have it in their title, or in what was said */
+  async find(text) {
+    const found = await this.store.mentions(text);
+    const wanted = text.toLowerCase();
+    return new Set(
+      this.list.filter(({ id, title }) => found.has(id) || title.toLowerCase().includes(wanted)).map(({ id }) => id),
+    );
+  }
+
   /** @param {string} id @param {string} title */
   async rename(id, title) {
     await this.#change(id, { title });

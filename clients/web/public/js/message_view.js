@@ -30,6 +30,11 @@ import { speedParts } from "./numbers.js";
  * @property {boolean} isBusy  an answer of the conversation is being made
  */
 
+// A question of more characters is shown by its beginning; of two of them one may be half of an emoji.
+const LONG_CHARS = 8000;
+const BEGINNING_CHARS = 4000;
+const HALF_CHARACTER = /[\ud800-\udbff]$/;
+
 class MessageView {
   #versions = el("span", { class: "versions" });
   #drawnVersions = "";
@@ -59,6 +64,7 @@ class MessageView {
 export class QuestionView extends MessageView {
   /** @type {string | null} */
   #shown = null;
+  #isWhole = false;
   #text = el("div", { class: "bubble", dir: "auto" });
   #edit = iconButton("edit", "Edit and send again", () => this.edit());
 
@@ -72,9 +78,31 @@ export class QuestionView extends MessageView {
   /** @param {Message} message @param {Place} place */
   update(message, place) {
     this.message = message;
-    if (this.#shown !== message.content) this.#text.textContent = this.#shown = message.content;
+    if (this.#shown !== message.content) {
+      this.#shown = message.content;
+      this.#isWhole = false;
+      this.#drawText();
+    }
     this.#edit.disabled = place.isBusy;
     this.drawVersions(place);
+  }
+
+  /** What is very long takes the browser long to lay out, and is in the way of the answer: its beginning will do. */
+  #drawText() {
+    const { content } = this.message;
+    if (content.length <= LONG_CHARS) {
+      this.#text.textContent = content;
+      return;
+    }
+    const label = this.#isWhole ? "Show less" : `Show all ${content.length.toLocaleString("en")} characters`;
+    const click = () => {
+      this.#isWhole = !this.#isWhole;
+      this.#drawText();
+      this.#text.querySelector("button")?.focus();
+    };
+    const toggle = el("button", { type: "button", class: "button", "aria-expanded": String(this.#isWhole), click }, label);
+    const shown = this.#isWhole ? content : `${content.slice(0, BEGINNING_CHARS).replace(HALF_CHARACTER, "")}…`;
+    this.#text.replaceChildren(shown, el("div", {}, toggle));
   }
 
   edit() {

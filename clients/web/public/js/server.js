@@ -4,6 +4,8 @@ import { ofBrowser, ofTab } from "./browser_storage.js";
 
 const KEY = "streamserve.key";
 const READY_POLL_MS = 1000;
+// A request is on its way for so long at most, as a rule.
+const REMOVE_AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
 
 /** An error that the server tells of. */
 export class Problem extends Error {
@@ -108,9 +110,26 @@ export function get(path, signal, headers = {}) {
   return request(path, { signal, headers });
 }
 
-/** @param {string} path  requested even if the page goes away meanwhile; what comes of it is not told */
-export function remove(path) {
-  request(path, { method: "DELETE", keepalive: true }).catch(() => {});
+/**
+ * Requested even if the page goes away meanwhile; what comes of it is not told.
+ *
+ * @param {string} path
+ * @param {boolean} isThere  if it is not known to be, it may come: it is asked for again for a while
+ */
+export async function remove(path, isThere) {
+  for (const ms of isThere ? [] : REMOVE_AGAIN_MS) {
+    if (await isRemoved(path)) return;
+    await sleep(ms, new AbortController().signal);
+  }
+  await isRemoved(path);
+}
+
+/** @param {string} path  @returns {Promise<boolean>} false if it is not there, or the server is not */
+function isRemoved(path) {
+  return request(path, { method: "DELETE", keepalive: true }).then(
+    () => true,
+    (error) => error instanceof Problem && error.status !== 404,
+  );
 }
 
 /** @returns {Promise<{id: string, maxLength: number | null}[]>} what can be talked to */

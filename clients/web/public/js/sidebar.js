@@ -74,9 +74,10 @@ export class Sidebar {
    * @param {readonly Conversation[]} conversations
    * @param {string | null} current
    * @param {ReadonlySet<string>} busy  those in which an answer is being made
+   * @param {boolean} isSearched  they are those that were looked for
    */
-  draw(conversations, current, busy) {
-    this.#draw = () => this.draw(conversations, current, busy);
+  draw(conversations, current, busy, isSearched) {
+    this.#draw = () => this.draw(conversations, current, busy, isSearched);
     const focus = this.#focus();
     // What is being typed is not drawn away.
     if (this.#renamed !== null && this.#list.querySelector("input")) return;
@@ -95,7 +96,8 @@ export class Sidebar {
       if (items) items.push(item);
       else days.set(day, [item]);
     }
-    const order = JSON.stringify([...days].map(([day, items]) => [day, items.map((item) => item.dataset.conversation)]));
+    const hint = isSearched ? "No conversation has that in it." : "Conversations are listed here.";
+    const order = JSON.stringify([hint, [...days].map(([day, items]) => [day, items.map((item) => item.dataset.conversation)])]);
     if (order === this.#order) {
       // Of hundreds of conversations, one or two look different now.
       for (const [id, { item }] of this.#items) if (before.get(id)?.item !== item) before.get(id)?.item.replaceWith(item);
@@ -106,7 +108,7 @@ export class Sidebar {
     const groups = [...days].map(([day, items]) =>
       el("section", {}, el("h2", {}, day), el("ul", { role: "list" }, ...items)),
     );
-    const nothing = el("p", { class: "hint" }, "Conversations are listed here.");
+    const nothing = el("p", { class: "hint" }, hint);
     this.#list.replaceChildren(...(groups.length ? groups : [nothing]));
     this.#giveFocus(focus);
   }

@@ -14,6 +14,8 @@ import { conversationOf, messageOf } from "./records.js";
 
 const NAME = "streamserve";
 const VERSION = 1;
+// Messages that are read at a time where all are looked at.
+const BATCH = 100;
 
 /** @returns {string} 128 random bits (crypto.randomUUID is there on HTTPS only) */
 export function newId() {
@@ -123,6 +125,33 @@ export class Store {
       if (each.conversation === conversation) all.set(each.id, { ...each });
     }
     return [...all.values()];
+  }
+
+  /**
+   * @param {string} text
+   * @returns {Promise<Set<string>>} conversations in which somebody has said it, in large letters or small
+   */
+  async mentions(text) {
+    const wanted = text.toLowerCase();
+    /** @type {Set<string>} */
+    const found = new Set();
+    /** @param {readonly unknown[]} kept */
+    const look = (kept) => {
+      for (const message of kept.map(messageOf)) {
+        if (message && !found.has(message.conversation) && message.content.toLowerCase().includes(wanted)) {
+          found.add(message.conversation);
+        }
+      }
+    };
+    look([...this.#held.messages.values()]);
+    let after = "";
+    for (;;) {
+      // All at once they may be more than there is memory for.
+      const kept = await this.#read(() => this.#table("messages").getAll(IDBKeyRange.lowerBound(after, true), BATCH));
+      look(kept);
+      if (kept.length < BATCH) return found;
+      after = kept.at(-1).id;
+    }
   }
 
   /** @param {Conversation} conversation  a new one */

@@ -49,7 +49,7 @@
  *   logprobs?: {content?: {token: string, logprob: number, top_logprobs: {token: string, logprob: number}[]}[]} | null
  * }[]} choices
  * @property {{completion_tokens: number} | null} [usage]
- * @property {{message: string, code?: string}} [error]
+ * @property {{message: string, code?: string, status?: number, retry_after?: number}} [error]
  *
  * @typedef {object} Mark  how far a stream of the server has been read
  * @property {string} id  of the stream

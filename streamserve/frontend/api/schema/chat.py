@@ -15,6 +15,7 @@ from streamserve.frontend.api.schema.common import (
     TemplateVariables,
     few_parts,
 )
+from streamserve.frontend.api.structure import MAX_VALUES, check_structure
 from streamserve.frontend.text.template import Conversation
 
 
@@ -119,8 +120,10 @@ def _with_parsed_arguments(call: Any) -> Any:
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments, str):
         return call
+    text = arguments.encode()
+    check_structure(text, MAX_VALUES, "The arguments text of a tool call")
     try:
-        parsed = orjson.loads(arguments) if arguments.strip() else {}
+        parsed = orjson.loads(text) if arguments.strip() else {}
     except orjson.JSONDecodeError:
         return call
     return {**call, "function": {**function, "arguments": parsed}}

@@ -57,6 +57,17 @@ def few_parts(messages: Any) -> Any:
     return messages
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """Refuses an object or a list with more members before each of them is looked at, and found wrong."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > limit:
+            raise PydanticCustomError("too_long", "There may be at most {limit} of them", {"limit": limit})
+        return value
+
+    return BeforeValidator(check)
+
+
 def _not_reserved(variables: dict[str, Any]) -> dict[str, Any]:
     taken = sorted(RESERVED & variables.keys())
     if taken:
@@ -98,7 +109,9 @@ class GenerationRequest(Schema):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIASES), at_most(MAX_LOGIT_BIASES)] | None
+    ) = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     seed: int | None = None

@@ -12,12 +12,14 @@ from streamserve.frontend.api.schema.common import (
     GenerationRequest,
     Schema,
     TemplateVariables,
+    at_most,
     few_parts,
 )
 from streamserve.frontend.text.template import Conversation
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_METADATA = 16
+MAX_INCLUDE = 64
 
 _OFF = (None, False)
 _NONE: tuple[Any, ...] = (None,)
@@ -173,13 +175,14 @@ class ResponsesRequest(GenerationRequest):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    include: list[Includable] | None = None
+    include: Annotated[list[Includable], Field(max_length=MAX_INCLUDE), at_most(MAX_INCLUDE)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     metadata: (
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=MAX_METADATA),
+            at_most(MAX_METADATA),
         ]
         | None
     ) = None

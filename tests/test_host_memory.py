@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamserve.worker.host_memory import available_bytes
+from streamserve.host_memory import available_bytes
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""The control groups that this process lives in, which is what limits a container. Torch-free."""
+"""The control groups that this process lives in, which is what limits a container."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How much memory this process may still take, by /proc and the control groups it lives in. Torch-free."""
+"""How much memory this process may still take, by /proc and the control groups it lives in."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from streamserve.worker.control_groups import group_folders
+from streamserve.control_groups import group_folders
 
 # A control group without a limit reads as a number near 2**63 (version 1) or as "max" (version 2).
 _NO_LIMIT = 1 << 60
