@@ -24,6 +24,8 @@ from streamserve.engine.scheduler.sharing import Pace
 
 # Least tokens of a piece: below that, a step costs about the same.
 MIN_CHUNK = 16
+# More than any step has. What seems to cost nothing would else be allowed more than a float can count.
+_MAX_CHUNK = 1 << 40
 # A pause in the text that a reader does not notice.
 UNNOTICED_S = 0.05
 # Most time that prompts may add to a step, in steps of decoding, where the limit leaves them less.
@@ -100,7 +102,7 @@ class _Chunk:
         """The next chunk may take so long."""
         if self.token_s is not None:
             # Growing by degrees, one step that was measured too short brings no long one.
-            most = 2 * self.size
+            most = min(2 * self.size, _MAX_CHUNK)
             size = most if seconds >= most * self.token_s else int(seconds / self.token_s)
             self.size = max(MIN_CHUNK, size)
 

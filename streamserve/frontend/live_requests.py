@@ -87,11 +87,14 @@ class LiveRequest:
         """Whether it may be the cause."""
         return self.num_ends >= SUSPECT_AFTER
 
-    def lose(self) -> None:
+    def lose(self, *, may_be_cause: bool) -> None:
         """The engine has ended."""
         if self.is_running:
             num_new = len(self.mailbox.output) - self.num_given
-            self.num_ends = 1 if num_new >= PROBATION_TOKENS else self.num_ends + 1
+            if num_new >= PROBATION_TOKENS:
+                self.num_ends = 1
+            elif may_be_cause:
+                self.num_ends += 1
         self.is_running = False
 
 
@@ -110,6 +113,8 @@ class LiveRequests:
         self._counters = metrics.recovery
         self._has_engine = False
         self._lost_s: float | None = None
+        # That the engine has begun to run last.
+        self._last_suspect: LiveRequest | None = None
         # By stream, in the order in which they came.
         self._requests: dict[int, LiveRequest] = {}
 
@@ -152,6 +157,8 @@ class LiveRequests:
             request = self._requests.get(stream)
             if request is not None:
                 request.is_running = request.has_run = True
+                if request.is_suspect:
+                    self._last_suspect = request
                 # One that has got a token began before this engine.
                 if not request.mailbox.output:
                     request.mailbox.began_s = moment_ns / NS_PER_S
@@ -183,8 +190,10 @@ class LiveRequests:
         """The engine has ended, and another will come. All that it sent must have been handed on."""
         self._has_engine = False
         self._lost_s = now_s
+        last_suspect, self._last_suspect = self._last_suspect, None
         for request in list(self._requests.values()):
-            request.lose()
+            # A suspect that ran before another came through, even if its tokens did not get here.
+            request.lose(may_be_cause=not request.is_suspect or request is last_suspect)
             if request.num_ends >= FAILED_AFTER and not request.mailbox.has_ended:
                 self._condemn(request)
 

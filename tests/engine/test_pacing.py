@@ -143,6 +143,16 @@ def test_one_step_that_was_measured_too_short_brings_no_long_one():
     assert pacer.pace().prompt_tokens <= 2 * chunk
 
 
+def test_prompts_that_seem_to_cost_nothing_do_for_ever():
+    pacer = StepPacer(1.0, 0.25)
+    pacer.record(0.5, mix(4))
+    # A step that took less than decoding alone is thought to.
+    pacer.record(0.1, mix(4, MIN_CHUNK))
+    for _ in range(2000):
+        pacer.record(0.5, mix(4))
+    assert pacer.pace().prompt_tokens < 2**62
+
+
 def test_a_few_tokens_do_not_stand_for_many():
     pacer = StepPacer(1.0, 0.25)
     pacer.record(0.05, mix(4))

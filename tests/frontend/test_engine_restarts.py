@@ -435,6 +435,23 @@ async def test_what_ran_at_two_ends_in_a_row_is_a_suspect_and_at_the_third_is_fa
     assert counted == (2 + 2 + 1, 2 + 1, 1)
 
 
+async def test_of_two_suspects_only_the_last_to_run_is_to_blame(slow: Any) -> None:
+    first, second = await ask(slow, generation(tenant="1")), await ask(slow, generation(tenant="2"))
+    for _ in range(2):
+        slow.engine.step()
+        await crash(slow)
+        adds = await succeed(slow, 2)
+    # The tokens of the first are lost with the engine, which has acquitted it.
+    for add in adds:
+        slow.engine.begin([add.stream])
+    await crash(slow)
+    with pytest.raises(RequestFailed):
+        await second
+    await succeed(slow, 1)
+    finish(slow)
+    assert await first == output(20)
+
+
 async def test_who_gets_ahead_is_no_suspect(slow: Any) -> None:
     task = await ask(slow, generation(max_tokens=100))
     for num_steps in (1, PROBATION_TOKENS, PROBATION_TOKENS - 1):

