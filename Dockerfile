@@ -20,7 +20,6 @@ COPY scripts/setup_env.sh scripts/setup_env.py scripts/
 FROM build AS build-cpu
 RUN scripts/setup_env.sh serve
 
-# PyTorch of PyPI brings CUDA's libraries and Triton; of the host nothing but the driver is needed.
 # The server's user has no compiler. What is compiled runs on any processor that PyTorch runs on.
 FROM build-cpu AS kernels-cpu
 # hadolint ignore=DL3008
@@ -31,6 +30,7 @@ COPY streamserve streamserve
 RUN ln -s /opt/venvs/*/ .venv \
     && PYTHONPATH=/app .venv/bin/python -m streamserve.worker.native
 
+# PyTorch of PyPI brings CUDA's libraries and Triton; of the host nothing but the driver is needed.
 FROM build AS build-cuda
 RUN STREAMSERVE_TORCH=torch scripts/setup_env.sh serve
 

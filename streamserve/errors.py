@@ -11,6 +11,7 @@ StreamserveError
 ├── Expired              nobody's: the request's time in the queue ran out, 503 with Retry-After
 ├── EngineUnavailable    ours, passing: the engine is loading, draining or gone, 503 with Retry-After
 └── RequestFailed        ours: this one request failed in the engine, 500
+    └── RequestPoisonous   and the engine with it
 """
 
 from __future__ import annotations
@@ -103,3 +104,7 @@ class EngineUnavailable(StreamserveError):
 
 class RequestFailed(StreamserveError):
     """The engine could not finish this request; others are not affected."""
+
+
+class RequestPoisonous(RequestFailed):
+    """The engine died of this request, time after time. To ask for it again would be no better."""

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from streamserve.errors import RequestFailed
+from streamserve.errors import RequestPoisonous
 from streamserve.frontend.mailbox import Mailbox, StreamTable
 from streamserve.frontend.metrics import Metrics
 from streamserve.frontend.sender import Sender
@@ -212,7 +212,7 @@ class LiveRequests:
             request.source.tenant,
         )
         self._counters.poisonous.add()
-        request.mailbox.fail(RequestFailed(_CAUSE))
+        request.mailbox.fail(RequestPoisonous(_CAUSE))
 
     def _give(self, request: LiveRequest) -> None:
         mailbox = request.mailbox

@@ -207,6 +207,8 @@ class Pump:
     def state(self) -> EngineState:
         """What this frontend may expect of the engine: READY only once it has said HELLO."""
         epoch, state = self._board.read()
+        if self._is_over and state is not EngineState.DRAINING:
+            return EngineState.DEAD
         if self.engine is None or epoch > self.engine.epoch:
             return EngineState.STARTING if state is EngineState.READY else state
         is_ending = epoch == self.engine.epoch and state in (EngineState.DRAINING, EngineState.DEAD)

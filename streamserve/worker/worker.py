@@ -84,6 +84,7 @@ class Worker:
         config = read_decoder_config(Path(spec.model_path))
         _set_threads(spec, config, device)
         max_model_len = _max_model_len(spec, config)
+        progress("choosing kernels", 0.0)
         choice = _choose_attention(spec, config, dtype, device)
         is_sized = spec.kv_cache_memory is not None or spec.num_blocks_override is not None
         profile = None if is_sized else begin_profile(device, spec.gpu_memory_utilization)

@@ -485,6 +485,8 @@ async def test_a_client_is_told_that_engines_die_of_its_request(slow: Any, event
     assert response.status_code == (200 if stream else 500)
     assert (error["code"], error["type"]) == ("request_failed", "server_error")
     assert "not tried again" in error["message"]
+    # Clients that try again after any other 500 would end five more engines, and with them the server.
+    assert stream or response.headers["x-should-retry"] == "false"
     slow.engine.succeed()
     await slow.until_health(200, "ok")
     assert slow.engine.adds == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scheduler_harness import alone, check_rows, limits, prompt
 
 from streamserve.engine.step import StepDiff
-from streamserve.errors import Expired, RequestFailed
+from streamserve.errors import Expired, RequestPoisonous
 from streamserve.frontend.calls import RELAY_TIMEOUT_S
 from streamserve.frontend.client import EngineClient, Generation
 from streamserve.frontend.limits import Admission
@@ -358,7 +358,7 @@ async def test_one_that_engines_die_of_is_failed_and_nobody_else(num_innocent, d
                 group.create_task(collect(whole.clients[at % 2], generation))
                 for at, generation in enumerate(innocent)
             ]
-            with pytest.raises(RequestFailed, match="3 times in a row"):
+            with pytest.raises(RequestPoisonous, match="3 times in a row"):
                 await collect(whole.clients[0], poison)
         for generation, task in zip(innocent, others, strict=True):
             check(generation, task.result())
@@ -376,7 +376,7 @@ async def test_two_that_engines_die_of():
             ]
             culprits = [collect(client, whole.generation(POISON, params)) for client in whole.clients]
             failures = await asyncio.gather(*culprits, return_exceptions=True)
-        assert [type(failure) for failure in failures] == [RequestFailed] * 2
+        assert [type(failure) for failure in failures] == [RequestPoisonous] * 2
         for generation, task in zip(innocent, others, strict=True):
             check(generation, task.result())
         # The second is known from the start: it has been there as often as the first.

@@ -40,8 +40,12 @@ class QuarantineQueue(RequestQueue):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether somebody runs beside whom no suspect may; they have to give way before the next `peek`."""
-        return bool(self._suspects) and self.on_trial is None and self._table.num_running > 0
+        """Whether a suspect waits who is to be the next to come in.
+
+        Before the next `peek` all that run have to give way, and steps in flight to end, also those of
+        requests that are gone: an engine that ends in one of them did not end for the suspect.
+        """
+        return bool(self._suspects) and self.on_trial is None
 
     def acquit(self, num_in_flight: int) -> None:
         """Ends the trial if there are enough tokens.

@@ -284,7 +284,9 @@ class Scheduler:
             counts = np.minimum(counts, limits.long_prefill_token_threshold)
         budget = pace.budget(limits.max_num_batched_tokens, int(np.count_nonzero(counts == 1)))
         if pace.document_tokens is not None:
-            counts = pace_documents(counts, documents, pace.document_tokens)
+            # None at all where the step is for those who decode.
+            most = 0 if pace.prompt_tokens == 0 else pace.document_tokens
+            counts = pace_documents(counts, documents, most)
         counts = share_budget(counts, budget, keeps_seat=self._admission.is_open)
         grown = self._growth.grow(slots, counts, may_preempt=not self._flights)
         if grown is None:

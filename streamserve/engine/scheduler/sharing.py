@@ -70,7 +70,7 @@ def share_budget(wanted: Counts, budget: int, *, keeps_seat: bool) -> Counts:
         return wanted
     counts = wanted.copy()
     rest = budget - int(np.count_nonzero(wanted == 1))
-    if rest == 0:
+    if rest <= 0:
         counts[reading] = 0
         return counts
     num_others = len(reading) - 1 + keeps_seat

@@ -23,6 +23,7 @@ from streamserve.errors import (
     Overloaded,
     RequestError,
     RequestFailed,
+    RequestPoisonous,
     StreamserveError,
 )
 
@@ -109,13 +110,15 @@ def problem_of(error: Exception) -> Problem:
             message = (
                 str(error) if isinstance(error, StreamserveError) else "The server failed on this request."
             )
-            retry = (
-                (("Retry-After", str(error.retry_after_s)),)
-                if isinstance(error, Overloaded | Expired | EngineUnavailable)
-                else ()
-            )
-            return Problem(status, type_name, code, message, None, retry)
+            return Problem(status, type_name, code, message, None, _retry_headers(error))
     raise AssertionError(f"no row for {error!r}")
+
+
+def _retry_headers(error: Exception) -> tuple[tuple[str, str], ...]:
+    if isinstance(error, Overloaded | Expired | EngineUnavailable):
+        return (("Retry-After", str(error.retry_after_s)),)
+    # What OpenAI's clients go by, who else try again after any 500.
+    return (("x-should-retry", "false"),) if isinstance(error, RequestPoisonous) else ()
 
 
 def _of_status(error: HTTPException) -> Problem:

@@ -52,7 +52,7 @@ def native_obstacle() -> str | None:
     """
     try:
         native_operators()
-    except (BuildError, ConfigError) as error:
+    except (BuildError, ConfigError, OSError) as error:
         return str(error)
     return None
 
@@ -77,10 +77,16 @@ def load_operators(recipe: Recipe, folder: Path) -> Operators:
 
     Raises:
         BuildError: no compiler, or it fails, or what it makes cannot be loaded.
+        OSError: there is no place for it at all.
     """
-    found = find_build(recipe, BUILT_FOLDER) or find_build(recipe, folder)
-    if found is not None:
-        return _loaded(recipe, found)
+    for kept in (BUILT_FOLDER, folder):
+        found = find_build(recipe, kept)
+        if found is not None:
+            try:
+                return _loaded(recipe, found)
+            except BuildError as error:
+                # As where a cache is shared with a system of other libraries.
+                logger.warning("%s; it is compiled anew", error)
     try:
         return _loaded(recipe, build(recipe, folder))
     except OSError as error:

@@ -105,3 +105,14 @@ def test_a_step_can_be_for_those_who_decode_alone():
     assert harness.streams[reading].tokens
     assert harness.streams[waiting].tokens
     harness.check()
+
+
+def test_a_step_for_those_who_decode_has_no_documents_either():
+    harness = beside_decodes()
+    documents = [[*prompt(500, seed), *prompt(500, 10 + seed)] for seed in (5, 6)]
+    for document in documents:
+        harness.add(document, max_tokens=1, ignore_eos=True)
+    harness.step()
+    harness.pace = Pace(prompt_tokens=0, document_tokens=16)
+    harness.step()
+    assert last_step(harness) == [1, 1, 1]

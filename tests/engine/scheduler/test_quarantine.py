@@ -118,3 +118,22 @@ def test_with_little_memory():
     suspect = harness.add(prompt(20, 4), 12, is_suspect=True, ignore_eos=True)
     assert {suspect} in companies(harness, [suspect])
     assert len(others) == 3
+
+
+def test_none_comes_in_while_a_step_of_the_one_before_runs():
+    """Or it would be blamed if the engine ended in that step."""
+    harness = Harness(depth=2)
+    first, second = (harness.add(prompt(9, seed), 40, is_suspect=True, ignore_eos=True) for seed in range(2))
+    aborted = False
+
+    def leave() -> None:
+        nonlocal aborted
+        if not aborted and first in harness.started:
+            harness.abort(first)
+            aborted = True
+            assert harness.scheduler.schedule() is None
+            assert second not in harness.started
+
+    harness.step(leave)
+    assert aborted
+    companies(harness, [second])

@@ -223,3 +223,9 @@ def check_step(harness: Harness, budget: int) -> None:
     num_reading = sum(count > 1 for count in counts)
     if num_reading > 1:
         assert max(counts) <= -(-budget // 2)
+
+
+def test_no_count_is_below_nothing():
+    """A document that was cut to one token looks like a request that decodes."""
+    counts = share_budget(np.array([199, 1, 1, 1, 1]), 3, keeps_seat=False)
+    assert counts.min() == 0

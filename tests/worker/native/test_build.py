@@ -14,8 +14,12 @@ import pytest
 from streamserve.worker.native import build as build_module
 from streamserve.worker.native.build import BuildError, Recipe, build, find_build, target_flags, targets_of
 
-RECIPE = Recipe(Path("/torch"), "2.13.0", ("-march=x86-64-v3",))
-V3 = "fpu avx2 bmi1 bmi2 f16c fma movbe"
+SPEC = importlib.util.find_spec("torch")
+assert SPEC is not None
+assert SPEC.origin is not None
+TORCH = Path(SPEC.origin).parent
+RECIPE = Recipe(TORCH, "2.13.0", ("-march=x86-64-v3",))
+V3 = "fpu sse4_2 popcnt cx16 xsave avx2 bmi1 bmi2 abm f16c fma movbe"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,8 @@ V3 = "fpu avx2 bmi1 bmi2 f16c fma movbe"
         ("x86_64", f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl", ("-march=x86-64-v4",)),
         ("x86_64", f"{V3} avx512f avx512cd", ("-march=x86-64-v3",)),
         ("x86_64", "fpu sse2 avx", ()),
+        ("x86_64", V3.replace("abm ", ""), ()),
+        ("x86_64", "avx512f avx512bw avx512cd avx512dq avx512vl", ()),
         ("aarch64", "fp asimd", ()),
     ],
 )
@@ -76,7 +82,8 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_compiler_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a_compiler(tmp_path, monkeypatch, "exec sleep 600")
+    """With all that it has started, which keeps its output open."""
+    a_compiler(tmp_path, monkeypatch, "sleep 600 & wait")
     monkeypatch.setattr(build_module, "_TIMEOUT", 0.2)
     with pytest.raises(BuildError, match="takes longer than"):
         build(RECIPE, tmp_path / "kernels")
@@ -93,6 +100,44 @@ def test_what_is_kept_is_whole_or_not_used(tmp_path: Path, monkeypatch: pytest.M
         path.write_bytes(broken)
         assert find_build(RECIPE, tmp_path) is None
     assert build(RECIPE, tmp_path).read_bytes() == content
+
+
+def test_what_others_may_have_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_compiler(tmp_path, monkeypatch, "echo code > $out")
+    folder = tmp_path / "kernels"
+    path = build(RECIPE, folder)
+    assert find_build(RECIPE, folder) == path
+    for each in (path, folder):
+        mode = each.stat().st_mode
+        each.chmod(0o777)
+        assert find_build(RECIPE, folder) is None
+        each.chmod(mode)
+    other = path.rename(tmp_path / "other.so")
+    path.symlink_to(other)
+    assert find_build(RECIPE, folder) is None
+
+
+def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_compiler(tmp_path, monkeypatch, "echo code > $out")
+    monkeypatch.setenv("CXX", f"env LANG=C {tmp_path / 'compiler'}")
+    assert build(RECIPE, tmp_path).read_bytes().startswith(b"code")
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_compiler(tmp_path, monkeypatch, "echo code > $out")
+    old, new = tmp_path / "old.tmp", tmp_path / "new.tmp"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    build(RECIPE, tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_without_headers_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_compiler(tmp_path, monkeypatch, "echo code > $out")
+    with pytest.raises(BuildError, match="no headers of PyTorch"):
+        build(replace(RECIPE, torch_folder=tmp_path), tmp_path)
 
 
 def test_many_may_compile_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +170,7 @@ def test_the_sources_compile_without_a_warning(target: tuple[str, ...], tmp_path
         (Path(folder) / "g++").exists() for folder in os.environ["PATH"].split(":")
     ):
         pytest.skip("needs g++ on x86-64")
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    recipe = Recipe(Path(spec.origin).parent, "any", target)
-    command = recipe.command("g++", tmp_path / "kernels.so")
+    command = Recipe(TORCH, "any", target).command(["g++"], tmp_path / "kernels.so")
     # GCC 12 has complaints about its own header.
     extra = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized"]
     build_module._run([*command, *extra])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def test_a_broken_cache_is_made_anew(tmp_path: Path) -> None:
     path.write_bytes(b"\x7fELF and nothing else")
     assert works(load_operators(recipe, tmp_path))
     assert path.stat().st_size > 10_000
+
+
+def test_what_is_kept_and_cannot_be_loaded_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the cache is shared with a system of other libraries."""
+    kernels(WIDTHS[0])
+    recipe = recipe_for(WIDTHS[0], "streamserve_test_foreign")
+    foreign = b"whole, and no library"
+    (tmp_path / recipe.file_name()).write_bytes(foreign + hashlib.sha256(foreign).digest())
+    with caplog.at_level(logging.WARNING):
+        assert works(load_operators(recipe, tmp_path))
+    assert "compiled anew" in caplog.text
+
+
+def test_no_place_at_all_costs_the_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> None:
+        raise FileNotFoundError(2, "No usable temporary directory")
+
+    monkeypatch.setattr(operators_module, "native_operators", nowhere)
+    assert "No usable temporary" in str(operators_module.native_obstacle.__wrapped__())
 
 
 def test_a_cache_that_cannot_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
