@@ -287,6 +287,8 @@ ALLOWED = {
     "sizing.py": {"synchronize"},
     # Memory for buffers.
     "device.py": {"from_numpy"},
+    # What is for a CPU alone.
+    "attention/cpu_paged.py": {"from_numpy"},
     # What is for a CPU, and a question that a GPU without Triton has to be asked.
     "sampler.py": {"cpu", "from_numpy"},
 }
