@@ -87,12 +87,14 @@ def test_every_route_but_the_probes_wants_a_key(team_server):
 
 
 def test_openais_client_gets_in_with_a_key_and_only_with_one(team_server):
-    client = OpenAI(base_url=f"{team_server.url}/v1", api_key="sk-alice", max_retries=0)
-    answer = client.completions.create(model="tiny", prompt="count", max_tokens=3)
+    with OpenAI(base_url=f"{team_server.url}/v1", api_key="sk-alice", max_retries=0) as client:
+        answer = client.completions.create(model="tiny", prompt="count", max_tokens=3)
     assert answer._request_id
     assert answer.id == f"cmpl-{answer._request_id}"
-    stranger = OpenAI(base_url=f"{team_server.url}/v1", api_key="sk-mallory", max_retries=0)
-    with pytest.raises(AuthenticationError) as refused:
+    with (
+        OpenAI(base_url=f"{team_server.url}/v1", api_key="sk-mallory", max_retries=0) as stranger,
+        pytest.raises(AuthenticationError) as refused,
+    ):
         stranger.models.list()
     assert refused.value.code == "invalid_api_key"
 
