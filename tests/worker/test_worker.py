@@ -47,7 +47,7 @@ def test_facts_and_progress(tiny_model: Path, spec_for: Callable[..., WorkerSpec
         weights_bytes=facts.weights_bytes,
     )
     assert 0 < weights - facts.weights_bytes < 10_000
-    assert steps[0] == ("loading weights", 0.0)
+    assert steps[:2] == [("choosing kernels", 0.0), ("loading weights", 0.0)]
     assert steps[-1] == ("allocating the KV cache", 1.0)
     assert ("loading weights", 1.0) in steps
     worker.close()
